@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * device.h - the narrow table of functions behind which every device stands.
+ *
+ * A device has a geometry and opens queue pairs; one thread at a time drives a queue pair, and two
+ * queue pairs of a device may be driven by two threads. An I/O is one command: a contiguous range
+ * of logical blocks and a scatter list. The engine above never exceeds max_transfer_bytes, max_iov
+ * and the depth of the queue pair; the device returns every accepted I/O exactly once, through
+ * io->done, from within poll or qpair_close and never from within submit.
+ */
+#ifndef HIFC_DEVICE_H
+#define HIFC_DEVICE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#define HIFC_IO_IOV_MAX 34u
+#define HIFC_URI_PARAMS_MAX 16u
+
+/* ---- uri ------------------------------------------------------------------------------------ */
+
+/* scheme://target?name=value&... ; strings point into text. */
+struct hifc_uri {
+    char text[1024];
+    const char *scheme;
+    const char *target; /* what stands between "//" and "?", without the leading slash eaten */
+    uint32_t param_count;
+    struct {
+        const char *name;
+        const char *value;
+    } params[HIFC_URI_PARAMS_MAX];
+};
+
+int hifc_uri_parse(const char *text, struct hifc_uri *out);
+/* NULL when absent. */
+const char *hifc_uri_param(const struct hifc_uri *uri, const char *name);
+/* "8GiB", "512MiB", "4096" ...; *value is left alone when the parameter is absent. */
+int hifc_uri_size(const struct hifc_uri *uri, const char *name, uint64_t *value);
+int hifc_uri_u64(const struct hifc_uri *uri, const char *name, uint64_t *value);
+/* -EINVAL, naming the parameter and the allowed ones, if any is not in the NULL-terminated list. */
+int hifc_uri_allow(const struct hifc_uri *uri, const char *const *names);
+
+/* ---- one command ---------------------------------------------------------------------------- */
+
+enum hifc_io_op { HIFC_IO_READ, HIFC_IO_WRITE, HIFC_IO_FLUSH, HIFC_IO_DEALLOCATE };
+
+struct hifc_io {
+    struct hifc_io *next;               /* the engine's */
+    void (*done)(struct hifc_io *io);   /* the engine's */
+    void *owner;                        /* the engine's */
+    uint64_t offset_bytes;              /* multiple of lba_bytes */
+    uint32_t length_bytes;              /* multiple of lba_bytes; deallocate: may exceed the maximum */
+    uint8_t op;                         /* enum hifc_io_op */
+    uint8_t sct, sc;                    /* out: NVMe status, generic success is 0, 0 */
+    uint8_t reserved;
+    int32_t error;                      /* out: 0 or negative errno */
+    uint32_t iov_count;
+    uint64_t device_private[4];
+    struct iovec iov[HIFC_IO_IOV_MAX];
+};
+
+/* ---- a device ------------------------------------------------------------------------------- */
+
+struct hifc_geometry {
+    uint64_t size_bytes;
+    uint32_t lba_bytes;
+    uint32_t max_transfer_bytes;   /* of one command, at least one page */
+    uint32_t max_iov;              /* scatter elements of one command, 1..HIFC_IO_IOV_MAX */
+    uint32_t buffer_align_bytes;   /* of every element's address and length */
+    bool volatile_write_cache;     /* flush has work to do */
+    bool deallocate;               /* understands deallocate */
+    bool direct;                   /* no page cache in between */
+    bool registered_only;          /* memory must have been registered */
+    char model[41], serial[21], firmware[9];
+};
+
+struct hifc_qpair;
+
+struct hifc_device {
+    const struct hifc_device_ops *ops;
+    struct hifc_geometry geometry;
+    char uri[1024];
+};
+
+enum { HIFC_DEVICE_READ_ONLY = 1, HIFC_DEVICE_CREATE = 2 /* a missing file is created (format) */ };
+
+struct hifc_device_ops {
+    const char *scheme;
+    int (*open)(const struct hifc_uri *uri, unsigned flags, struct hifc_device **out);
+    void (*close)(struct hifc_device *device);
+    /* NULL where any aligned memory will do. base and size are multiples of 2 MiB. */
+    int (*register_memory)(struct hifc_device *device, void *base, uint64_t size_bytes);
+    int (*unregister_memory)(struct hifc_device *device, void *base, uint64_t size_bytes);
+    int (*qpair_open)(struct hifc_device *device, uint32_t depth, uint32_t command_timeout_ms,
+                      struct hifc_qpair **out);
+    /* Everything still in flight completes (-ECANCELED at the latest) before it returns. */
+    void (*qpair_close)(struct hifc_qpair *qpair);
+    /* Takes as many of ios[0..count) as fit, in order; returns that count, 0 if full. What cannot
+     * be taken for another reason is taken and completes with its error. */
+    uint32_t (*submit)(struct hifc_qpair *qpair, struct hifc_io *const *ios, uint32_t count);
+    /* Completes what is ready; returns that count or a negative errno when the queue pair is lost
+     * (all in flight has then been completed with an error). */
+    int (*poll)(struct hifc_qpair *qpair);
+    /* A descriptor readable when poll has work, or -1: then the caller must poll. */
+    int (*event_fd)(struct hifc_qpair *qpair);
+    int (*health)(struct hifc_device *device, uint8_t log[512]);
+};
+
+struct hifc_qpair {
+    struct hifc_device *device;
+};
+
+/* Opens the device that uri names, through the table below. Takes the device's lock: -EBUSY names
+ * the holder. */
+int hifc_device_open(const char *uri, unsigned flags, struct hifc_device **out);
+void hifc_device_close(struct hifc_device *device);
+int hifc_device_health(struct hifc_device *device, uint8_t log[512]);
+
+extern const struct hifc_device_ops hifc_device_ram;
+extern const struct hifc_device_ops hifc_device_file;
+extern const struct hifc_device_ops hifc_device_faulty; /* faulty+SCHEME://... */
+#ifdef HIFC_WITH_SPDK
+extern const struct hifc_device_ops hifc_device_spdk_pcie; /* spdk://BDF?ns=1 */
+extern const struct hifc_device_ops hifc_device_spdk_tcp;  /* spdk+tcp://ADDR:PORT/NQN?ns=1 */
+extern const struct hifc_device_ops hifc_device_spdk_rdma;
+#endif
+
+#endif

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * engine.h - between a namespace and its device: transfers of any length become commands.
+ *
+ * A transfer is one contiguous range of the device and a list of spans of memory. The engine
+ * splits it at max_transfer_bytes, keeps reads and writes on queue pairs of their own, feeds reads
+ * first and writes a chunk at a time, and calls back as each chunk and at last the transfer ends.
+ *
+ * It is driven either by the reactor, a thread that spins for spin_us without work and then
+ * sleeps, or inline by whoever waits, one at a time under a try-lock. Callbacks run on the driving
+ * thread with no lock held. hifc_engine_submit may be called from any thread and from callbacks; it
+ * never blocks and never fails (who submits bounds how many transfers exist).
+ */
+#ifndef HIFC_ENGINE_H
+#define HIFC_ENGINE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "device/device.h"
+
+/* Memory of a transfer: bytes bytes, in pieces of piece_bytes every stride_bytes (piece_bytes 0 or
+ * equal to bytes: contiguous). */
+struct hifc_span {
+    uint8_t *base;
+    uint64_t bytes;
+    uint64_t piece_bytes;
+    uint64_t stride_bytes;
+};
+
+struct hifc_engine;
+
+struct hifc_xfer {
+    struct hifc_xfer *next;      /* links a chain given to submit; the engine's afterwards */
+    const struct hifc_span *spans; /* owner keeps them until done */
+    uint32_t span_count;
+    uint8_t op;                  /* enum hifc_io_op */
+    uint8_t sct, sc;             /* out: of the first command that failed */
+    uint8_t error_opcode;        /* out: enum hifc_io_op of it */
+    int32_t error;               /* out: 0 or negative errno */
+    uint64_t error_offset_bytes; /* out: its place on the device */
+    uint32_t error_length_bytes;
+    uint64_t offset_bytes;       /* on the device */
+    uint64_t length_bytes;       /* equal to the sum of the spans; multiple of lba_bytes */
+    /* Read only, may be NULL: [position, +bytes) of the transfer has arrived in iov, still in
+     * cache. Chunks come in any order, and not after one failed. */
+    void (*chunk)(struct hifc_xfer *xfer, uint64_t position, const struct iovec *iov,
+                  uint32_t iov_count);
+    void (*done)(struct hifc_xfer *xfer);
+    void *owner;
+    /* the engine's own */
+    uint64_t issued_bytes;
+    uint32_t span_index;
+    uint32_t inflight;
+    uint64_t span_position;
+};
+
+struct hifc_engine_opts {
+    bool reactor;
+    uint32_t queue_depth;
+    uint32_t command_timeout_ms;
+    uint32_t spin_us;
+    /* Called by the driving thread after a poll in which transfers ended: one lock for all. */
+    void (*batch_end)(void *owner);
+    /* Called by the driving thread about every tick_ms, also when idle under the reactor. */
+    void (*tick)(void *owner);
+    uint32_t tick_ms;
+    void *owner;
+};
+
+struct hifc_engine_stats {
+    uint64_t read_bytes, write_bytes, read_commands, write_commands, flush_commands;
+    uint64_t deallocate_commands, error_count, poll_count, poll_empty_count;
+};
+
+/* The engine uses, and does not own, the device. */
+int hifc_engine_create(struct hifc_device *device, const struct hifc_engine_opts *opts,
+                       struct hifc_engine **out);
+/* Nothing may be in flight, or it is failed with -ECANCELED first. Stops the reactor. */
+void hifc_engine_destroy(struct hifc_engine *engine);
+void hifc_engine_submit(struct hifc_engine *engine, struct hifc_xfer *chain);
+/* Inline: polls once under the try-lock, -EBUSY if another thread is polling (then it does the
+ * caller's work, too). Reactor: 0. Returns the count of commands completed. */
+int hifc_engine_poll(struct hifc_engine *engine);
+bool hifc_engine_is_reactor(const struct hifc_engine *engine);
+void hifc_engine_stats_get(const struct hifc_engine *engine, struct hifc_engine_stats *out);
+
+/* ---- blocking I/O for open, format, recovery and reclaim (blockio.c) ------------------------- */
+
+/* Reads and writes whole pages through an engine and waits, with its own bounce memory where the
+ * device wants registered memory. Any thread but the driving one. */
+struct hifc_blockio;
+
+int hifc_blockio_create(struct hifc_device *device, struct hifc_engine *engine,
+                        struct hifc_blockio **out);
+void hifc_blockio_destroy(struct hifc_blockio *io);
+/* offset and size: multiples of a page. memory: any. Large reads keep several commands in flight. */
+int hifc_blockio_read(struct hifc_blockio *io, uint64_t offset_bytes, void *memory,
+                      uint64_t size_bytes);
+int hifc_blockio_write(struct hifc_blockio *io, uint64_t offset_bytes, const void *memory,
+                       uint64_t size_bytes);
+int hifc_blockio_flush(struct hifc_blockio *io);
+int hifc_blockio_deallocate(struct hifc_blockio *io, uint64_t offset_bytes, uint64_t size_bytes);
+struct hifc_device *hifc_blockio_device(struct hifc_blockio *io);
+
+/* ---- buffer pool (pool.c) -------------------------------------------------------------------- */
+
+/* Pools by number: 0 is the namespace's own (memfd of huge pages where there are some, registered
+ * with the device), others are the caller's memory. Thread-safe. */
+struct hifc_pools;
+
+int hifc_pools_create(struct hifc_device *device, uint64_t size_bytes, struct hifc_pools **out);
+void hifc_pools_destroy(struct hifc_pools *pools);
+int hifc_pools_alloc(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *offset);
+int hifc_pools_free(struct hifc_pools *pools, uint64_t offset);
+int hifc_pools_register(struct hifc_pools *pools, void *base, uint64_t size_bytes, uint32_t *pool);
+/* The caller has made sure that no request uses it. */
+int hifc_pools_unregister(struct hifc_pools *pools, uint32_t pool);
+/* NULL if [offset, +bytes) does not lie within the pool. Lock-free. */
+uint8_t *hifc_pools_resolve(struct hifc_pools *pools, uint32_t pool, uint64_t offset,
+                            uint64_t bytes);
+void hifc_pools_usage(const struct hifc_pools *pools, uint64_t *used_bytes, uint64_t *peak_bytes,
+                      uint64_t *size_bytes);
+
+#endif

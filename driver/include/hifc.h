@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * hifc.h - the public interface of libhifc: a flat key-value namespace for the KV cache of a large
+ * language model, on an NVMe device that this process drives itself.
+ *
+ * What ctypes, C and C++ programs link. Everything crosses this border in batches: an array of
+ * `struct hifc_req` goes down in one call, a ticket counts what came back.
+ *
+ * Return values. A function returns 0 (or a count) or a negative errno; `hifc_last_error()` then
+ * tells the calling thread what failed, where, and what to do. The `status` of a request is an
+ * answer (`enum hifc_answer`, >= 0) or a negative errno:
+ *   -EIO       the device failed a command (sct and sc in the ticket's first error)
+ *   -EBADMSG   the stored bytes do not match their checksum; the buffer was zeroed
+ *   -ESHUTDOWN the namespace was closed or detached, -EINVAL the request makes no sense
+ *
+ * Threads. Every function may be called from any thread, except that closing must not race with
+ * other calls on the same handle. After fork() every call in the child answers -ESHUTDOWN.
+ *
+ * Memory. A request names memory as (pool, offset), never by pointer. `hifc_buffer_alloc` hands
+ * out pool 0: memory that the device reads and writes without a copy.
+ */
+#ifndef HIFC_H
+#define HIFC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define HIFC_ABI_VERSION 1
+#define HIFC_API __attribute__((visibility("default")))
+
+#define HIFC_PAGE_BYTES 4096u
+#define HIFC_VALUE_MAX_BYTES ((1u << 29) - 1)
+#define HIFC_PARTS_MAX 65535u
+
+struct hifc_ns;     /* an open namespace */
+struct hifc_ticket; /* counts the completions of one submitted batch */
+
+struct hifc_key {
+    uint8_t bytes[16];
+};
+
+enum hifc_answer {
+    HIFC_OK = 0,
+    HIFC_MISS = 1,     /* no such key, or its bytes were quarantined (reuse) */
+    HIFC_EXISTS = 2,   /* put of a reuse key that is there: nothing was written */
+    HIFC_PENDING = 3,  /* the key's batch is in flight, or it is reserved and not committed */
+    HIFC_REJECTED = 4, /* admission declined to write it */
+    HIFC_RETRY = 5,    /* a bounded queue is full: try again after completions */
+    HIFC_NO_SPACE = 6, /* nothing that may be evicted is left */
+    HIFC_IN_FLIGHT = 7 /* not completed yet */
+};
+
+enum hifc_class {
+    HIFC_REUSE = 0, /* evictable, survives a restart */
+    HIFC_SWAP = 1   /* pinned until deleted, ends with the process that wrote it */
+};
+
+enum hifc_op {
+    HIFC_OP_GET = 1, /* whole value (length 0) or the range [value_offset, +length) */
+    HIFC_OP_PUT = 2,
+    HIFC_OP_DELETE = 3,
+    HIFC_OP_RESERVE = 4, /* phase one of a two-phase put: key, cls, length, part_count -> handle */
+    HIFC_OP_WRITE = 5,   /* the range [value_offset, +length) of a reservation, in any order */
+    HIFC_OP_COMMIT = 6,  /* phase two: visible when it completes */
+    HIFC_OP_ABORT = 7
+};
+
+/* hifc_req.flags */
+#define HIFC_F_CHECKSUMS 0x1u /* put, write: raw part checksums are given at checksum_offset;      \
+                                 get: they are not verified here, the expected ones are put there \
+                                 (one uint32_t a part covered by the range) */
+
+/* One request. 96 bytes, the same in every language. */
+struct hifc_req {
+    uint8_t op;               /* enum hifc_op */
+    uint8_t cls;              /* enum hifc_class: put, reserve */
+    uint16_t flags;           /* HIFC_F_* */
+    int32_t status;           /* out: enum hifc_answer or negative errno */
+    struct hifc_key key;      /* every op; write, commit and abort go by handle and ignore it */
+    uint32_t pool;            /* memory of get, put, write */
+    uint32_t part_count;      /* put, reserve: equal parts of the value, each verified alone; 0 = 1 */
+    uint64_t buffer_offset;   /* first byte within the pool */
+    uint32_t length;          /* bytes; get: 0 means the whole value */
+    uint32_t value_offset;    /* get, write: first byte within the value */
+    uint32_t piece_bytes;     /* the buffer is pieces of this many bytes ...; 0 = contiguous */
+    uint32_t value_length;    /* out: length of the stored value, in bytes */
+    uint64_t piece_stride;    /* ... each this many bytes after the start of the one before */
+    uint64_t checksum_offset; /* HIFC_F_CHECKSUMS: offset within the pool of uint32_t[] */
+    uint64_t handle;          /* reservation: out of reserve; in of write, commit, abort */
+    uint64_t user;            /* the caller's, never touched */
+    uint64_t reserved;        /* 0 */
+};
+
+struct hifc_error {
+    int32_t code;      /* negative errno */
+    uint8_t sct;       /* NVMe status code type, where a command failed */
+    uint8_t sc;        /* NVMe status code */
+    uint8_t opcode;    /* NVMe opcode of that command, or of its nearest relative */
+    uint8_t reserved;
+    uint64_t lba;      /* first logical block of that command */
+    uint32_t nlb;      /* its count of logical blocks */
+    uint32_t lba_bytes;
+    char message[488]; /* what failed, where, and what to do; NUL-terminated */
+};
+
+/* ---- the library ---------------------------------------------------------------------------- */
+
+HIFC_API uint32_t hifc_abi_version(void);
+/* Sizes of the structs above and below, for bindings to compare at load: by name, 0 if unknown. */
+HIFC_API size_t hifc_sizeof(const char *struct_name);
+/* Space-separated URI schemes that this build can open, e.g. "ram file spdk spdk+tcp". */
+HIFC_API const char *hifc_schemes(void);
+/* The calling thread's last error. Returns its code, 0 when there was none. */
+HIFC_API int hifc_last_error(struct hifc_error *out);
+/* Raw CRC-32C (initial value 0, no final inversion), the checksum that parts carry. */
+HIFC_API uint32_t hifc_crc32c_raw(const void *data, size_t size_bytes);
+
+/* ---- format, open, close -------------------------------------------------------------------- */
+
+struct hifc_format_opts {
+    uint64_t segment_size_bytes; /* power of two, 256 KiB to 256 MiB; 0 = chosen by device size */
+    uint32_t force;              /* 1: overwrite a foreign signature or an existing namespace */
+    uint32_t reserved;
+    char label[32];
+};
+
+/* Lays an empty namespace on the device. -EEXIST: something is there (named), and no force. */
+HIFC_API int hifc_format(const char *uri, const struct hifc_format_opts *opts);
+
+enum hifc_drive { HIFC_REACTOR = 0, HIFC_INLINE = 1 };
+enum hifc_admission { HIFC_ADMIT_ALWAYS = 0, HIFC_ADMIT_SECOND_USE = 1, HIFC_ADMIT_BUDGET = 2 };
+
+/* Zero means the default of every field. */
+struct hifc_open_opts {
+    uint32_t read_only;             /* changes nothing on the device */
+    uint32_t drive;                 /* enum hifc_drive */
+    uint64_t pool_size_bytes;       /* buffer pool; default 64 MiB, rounded up to 2 MiB */
+    uint32_t queue_depth;           /* commands in flight on each queue pair; default 128 */
+    uint32_t requests_max;          /* requests in flight; above it the answer is Retry; 8192 */
+    uint32_t batch_inflight;        /* batches in flight a stream before it coalesces more; 2 */
+    uint32_t batch_size_max_bytes;  /* default 8 MiB */
+    uint32_t reservations_max;      /* default 4096 */
+    uint32_t reservation_timeout_ms; /* an older one is aborted; default 600000 */
+    uint32_t leases_max;            /* default 4096 */
+    uint32_t events_max;            /* ring of stored and evicted keys; default 65536 */
+    uint64_t index_entries_max;     /* default: capacity / 4096, at least 2^20 */
+    uint32_t admission;             /* enum hifc_admission */
+    uint32_t reinsert_percent_plus1; /* write budget of reinsertion, % of accepted bytes, plus 1; 6 */
+    uint64_t write_budget_bytes_per_day; /* HIFC_ADMIT_BUDGET */
+    uint32_t command_timeout_ms;    /* default 30000 */
+    uint32_t spin_us;               /* reactor: polls this long without work before it sleeps; 50 */
+    uint32_t no_owner_socket;       /* 1: do not listen for statistics, health and detach */
+    uint32_t reserved;
+};
+
+HIFC_API int hifc_open(const char *uri, const struct hifc_open_opts *opts, struct hifc_ns **out);
+/* Seals what is open, marks the namespace clean, releases the device and all its memory: buffers
+ * of pool 0 are gone. Requests in flight complete first. Always closes; a nonzero result tells
+ * that something could not be written. */
+HIFC_API int hifc_close(struct hifc_ns *ns);
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+/* size_bytes rounded up to pages, page-aligned. -ENOMEM: the pool is full (pool_size_bytes). */
+HIFC_API int hifc_buffer_alloc(struct hifc_ns *ns, uint64_t size_bytes, uint64_t *offset);
+HIFC_API int hifc_buffer_free(struct hifc_ns *ns, uint64_t offset);
+HIFC_API void *hifc_pool_base(struct hifc_ns *ns, uint32_t pool, uint64_t *size_bytes);
+/* Makes memory of the caller a pool. The device must be able to reach it: spdk devices want whole
+ * 2 MiB huge pages, others page alignment. Unregister waits for requests that use it. */
+HIFC_API int hifc_pool_register(struct hifc_ns *ns, void *base, uint64_t size_bytes,
+                                uint32_t *pool);
+HIFC_API int hifc_pool_unregister(struct hifc_ns *ns, uint32_t pool);
+
+/* ---- requests ------------------------------------------------------------------------------- */
+
+/* Submits count requests. The array belongs to the library until the ticket is done; each status
+ * is HIFC_IN_FLIGHT until then. *out may be done already. Returns 0 also where single requests
+ * failed; a negative errno means that none was taken. */
+HIFC_API int hifc_submit(struct hifc_ns *ns, struct hifc_req *reqs, uint32_t count,
+                         struct hifc_ticket **out);
+
+struct hifc_ticket_info {
+    uint32_t requests;
+    uint32_t completed;
+    uint32_t failed; /* status < 0 */
+    uint32_t other;  /* answers other than HIFC_OK */
+    uint64_t bytes;  /* moved for requests that ended HIFC_OK */
+    uint64_t elapsed_ns; /* from submission to the last completion so far */
+    struct hifc_error first_error;
+};
+
+/* 1 when done, 0 when not yet (timeout), negative errno. timeout_us < 0 waits without bound other
+ * than the command timeout; 0 polls. */
+HIFC_API int hifc_ticket_wait(struct hifc_ticket *ticket, int64_t timeout_us);
+HIFC_API int hifc_ticket_info(struct hifc_ticket *ticket, struct hifc_ticket_info *out);
+/* An eventfd, owned by the ticket, that becomes readable when it is done. Reactor only (-ENOTSUP
+ * with HIFC_INLINE: nobody would poll). */
+HIFC_API int hifc_ticket_fd(struct hifc_ticket *ticket);
+/* Waits for the ticket if it is not done, then frees it. */
+HIFC_API void hifc_ticket_free(struct hifc_ticket *ticket);
+
+/* ---- the index: these never block and do no I/O --------------------------------------------- */
+
+/* answers[i]: HIFC_OK, HIFC_MISS or HIFC_PENDING; lengths may be NULL. */
+HIFC_API int hifc_lookup(struct hifc_ns *ns, const struct hifc_key *keys, uint32_t count,
+                         int32_t *answers, uint32_t *lengths);
+/* Count of leading keys that are there. */
+HIFC_API int64_t hifc_longest_prefix(struct hifc_ns *ns, const struct hifc_key *keys,
+                                     uint32_t count);
+/* Keeps every key that is there from being evicted until release or until ttl_ms passed (0 = one
+ * minute). answers as of lookup, may be NULL. */
+HIFC_API int hifc_lease(struct hifc_ns *ns, const struct hifc_key *keys, uint32_t count,
+                        uint32_t ttl_ms, int32_t *answers, uint64_t *lease);
+HIFC_API int hifc_lease_release(struct hifc_ns *ns, uint64_t lease);
+/* Counts an access of each key, which makes reclaim keep it longer. */
+HIFC_API int hifc_touch(struct hifc_ns *ns, const struct hifc_key *keys, uint32_t count);
+
+struct hifc_entry {
+    struct hifc_key key;
+    uint32_t length;
+    uint32_t part_count;
+    uint8_t cls;
+    uint8_t heat; /* accesses since it was written, saturating, halved on reinsertion */
+    uint8_t reserved[6];
+};
+
+/* Lists entries. *cursor starts at 0; returns how many were put into out, 0 at the end. Entries
+ * that change while listing may be missed or seen twice. */
+HIFC_API int hifc_list(struct hifc_ns *ns, uint64_t *cursor, struct hifc_entry *out,
+                       uint32_t count);
+
+enum hifc_event_kind { HIFC_EVENT_STORED = 1, HIFC_EVENT_EVICTED = 2, HIFC_EVENT_QUARANTINED = 3 };
+
+struct hifc_event {
+    struct hifc_key key;
+    uint32_t kind;
+    uint32_t length;
+};
+
+/* Takes up to count events of reuse keys, oldest first. *dropped: lost since the last call because
+ * the ring was full. */
+HIFC_API int hifc_events(struct hifc_ns *ns, struct hifc_event *out, uint32_t count,
+                         uint64_t *dropped);
+
+/* ---- durability and state ------------------------------------------------------------------- */
+
+/* Everything acknowledged before the call survives a crash once it returns 0. */
+HIFC_API int hifc_sync(struct hifc_ns *ns);
+/* Waits until no request is in flight; 0, or -ETIMEDOUT. */
+HIFC_API int hifc_drain(struct hifc_ns *ns, int64_t timeout_us);
+
+struct hifc_stats {
+    uint8_t uuid[16];
+    char label[32];
+    uint64_t capacity_bytes; /* live + dead + free + metadata */
+    uint64_t live_bytes;
+    uint64_t dead_bytes;
+    uint64_t free_bytes;
+    uint64_t metadata_bytes;
+    uint64_t segment_size_bytes;
+    uint32_t segments;
+    uint32_t segments_free;
+    uint32_t segments_damaged;
+    uint32_t direct; /* 1: no page cache between the device and us */
+    uint64_t open_epoch;
+    uint64_t entries;
+    uint64_t entries_swap;
+    uint64_t index_bytes;
+    uint64_t put_count, put_bytes;       /* accepted */
+    uint64_t get_count, get_bytes;       /* answered HIFC_OK */
+    uint64_t miss_count, exists_count, rejected_count, retry_count, no_space_count;
+    uint64_t delete_count;
+    uint64_t device_write_bytes, device_read_bytes; /* all that reached the device */
+    uint64_t device_write_commands, device_read_commands;
+    uint64_t flush_count;
+    uint64_t bounce_bytes;  /* copied between buffers by the CPU */
+    uint64_t corrupt_count; /* checksum mismatches seen */
+    uint64_t device_error_count;
+    uint64_t reinserted_bytes;
+    uint64_t evicted_count, evicted_bytes;
+    uint64_t reclaimed_segments;
+    uint64_t batches, batch_entries;
+    uint64_t poll_count, poll_empty_count;
+    uint64_t recovery_ns;            /* time that open spent reading the device */
+    uint64_t recovered_entries;
+    uint64_t recovery_dropped;       /* entries not accepted: torn or damaged */
+    uint64_t recovery_damaged;       /* of these below the flushed mark: real damage */
+    uint64_t requests_inflight;
+    uint64_t buffer_used_bytes, buffer_peak_bytes, buffer_size_bytes;
+    uint64_t reservations, leases;
+};
+
+HIFC_API int hifc_stats(struct hifc_ns *ns, struct hifc_stats *out);
+/* The NVMe SMART / health log page (512 bytes). -ENOTSUP: the device has none. */
+HIFC_API int hifc_health(struct hifc_ns *ns, uint8_t log[512]);
+
+enum hifc_check_kind { HIFC_CHECK_INDEX = 1, HIFC_CHECK_PAYLOAD = 2 };
+
+struct hifc_check_result {
+    uint64_t entries_checked;
+    uint64_t problems;
+    char first_problem[240];
+};
+
+/* Verifies the invariants of docs/format.md on a namespace at rest (nothing in flight);
+ * HIFC_CHECK_PAYLOAD also reads and verifies every value. */
+HIFC_API int hifc_check(struct hifc_ns *ns, uint32_t kind, struct hifc_check_result *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
