@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * uri.c - the names of devices: scheme://target?name=value&name=value
+ *
+ * A parsed URI holds its own text, which is cut and percent-decoded in place; the pointers go into
+ * it, so that a struct hifc_uri must not be copied. No state, any thread.
+ */
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/device.h"
+#include "error.h"
+
+static int hex_digit(char c)
+{
+    if (c >= '0' && c <= '9') {
+        return c - '0';
+    }
+    c = (char)tolower((unsigned char)c);
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+static int percent_decode(char *text, const char *whole)
+{
+    char *to = text;
+    for (char *from = text; *from; from++) {
+        if (*from != '%') {
+            *to++ = *from;
+            continue;
+        }
+        int high = hex_digit(from[1]);
+        int low = high < 0 ? -1 : hex_digit(from[2]);
+        if (low < 0 || (high == 0 && low == 0)) {
+            return hifc_fail(-EINVAL, "device URI '%.200s': '%%' must be followed by two hex digits "
+                             "(write a plain '%%' as '%%25')", whole);
+        }
+        *to++ = (char)(high * 16 + low);
+        from += 2;
+    }
+    *to = '\0';
+    return 0;
+}
+
+static int parse_params(char *query, const char *whole, struct hifc_uri *out)
+{
+    while (query && *query) {
+        char *next = strchr(query, '&');
+        if (next) {
+            *next++ = '\0';
+        }
+        char *value = strchr(query, '=');
+        if (!value || value == query) {
+            return hifc_fail(-EINVAL, "device URI '%.200s': parameter '%.60s' is not name=value",
+                             whole, query);
+        }
+        *value++ = '\0';
+        if (hifc_uri_param(out, query)) {
+            return hifc_fail(-EINVAL, "device URI '%.200s': parameter '%.60s' stands there twice",
+                             whole, query);
+        }
+        if (out->param_count == HIFC_URI_PARAMS_MAX) {
+            return hifc_fail(-EINVAL, "device URI '%.200s': more than %u parameters", whole,
+                             HIFC_URI_PARAMS_MAX);
+        }
+        int rc = percent_decode(value, whole);
+        if (rc) {
+            return rc;
+        }
+        out->params[out->param_count].name = query;
+        out->params[out->param_count].value = value;
+        out->param_count++;
+        query = next;
+    }
+    return 0;
+}
+
+int hifc_uri_parse(const char *text, struct hifc_uri *out)
+{
+    memset(out, 0, sizeof(*out));
+    size_t length = text ? strlen(text) : 0;
+    if (length >= sizeof(out->text)) {
+        return hifc_fail(-EINVAL, "device URI '%.60s...' is longer than %zu bytes", text,
+                         sizeof(out->text) - 1);
+    }
+    memcpy(out->text, text ? text : "", length);
+    char *separator = strstr(out->text, "://");
+    if (!separator || separator == out->text) {
+        return hifc_fail(-EINVAL, "'%.200s' is no device URI: it must look like "
+                         "scheme://target?name=value, e.g. file:///var/lib/hifc.img?size=8GiB",
+                         text ? text : "(null)");
+    }
+    *separator = '\0';
+    for (const char *c = out->text; *c; c++) {
+        if (!islower((unsigned char)*c) && !isdigit((unsigned char)*c) && *c != '+') {
+            return hifc_fail(-EINVAL, "device URI '%.200s': '%.40s' is no scheme (lower case "
+                             "letters, digits, '+')", text, out->text);
+        }
+    }
+    out->scheme = out->text;
+    char *target = separator + 3;
+    out->target = target;
+    char *query = strchr(target, '?');
+    if (query) {
+        *query++ = '\0';
+    }
+    int rc = percent_decode(target, text);
+    return rc ? rc : parse_params(query, text, out);
+}
+
+const char *hifc_uri_param(const struct hifc_uri *uri, const char *name)
+{
+    for (uint32_t i = 0; i < uri->param_count; i++) {
+        if (strcmp(uri->params[i].name, name) == 0) {
+            return uri->params[i].value;
+        }
+    }
+    return NULL;
+}
+
+/* Digits only: no sign, no space, no overflow. */
+static const char *parse_digits(const char *text, uint64_t *value)
+{
+    uint64_t number = 0;
+    const char *c = text;
+    for (; isdigit((unsigned char)*c); c++) {
+        if (__builtin_mul_overflow(number, 10, &number) ||
+            __builtin_add_overflow(number, (uint64_t)(*c - '0'), &number)) {
+            return NULL;
+        }
+    }
+    *value = number;
+    return c == text ? NULL : c;
+}
+
+int hifc_uri_u64(const struct hifc_uri *uri, const char *name, uint64_t *value)
+{
+    const char *text = hifc_uri_param(uri, name);
+    if (!text) {
+        return 0;
+    }
+    uint64_t number;
+    const char *end = parse_digits(text, &number);
+    if (!end || *end) {
+        return hifc_fail(-EINVAL, "%s device: parameter %s='%.60s' is not a whole number",
+                         uri->scheme, name, text);
+    }
+    *value = number;
+    return 0;
+}
+
+int hifc_uri_size(const struct hifc_uri *uri, const char *name, uint64_t *value)
+{
+    static const struct {
+        const char *suffix;
+        uint64_t factor;
+    } units[] = {
+        {"", 1},
+        {"B", 1},
+        {"KiB", 1ull << 10},
+        {"MiB", 1ull << 20},
+        {"GiB", 1ull << 30},
+        {"TiB", 1ull << 40},
+        {"kB", 1000ull},
+        {"MB", 1000000ull},
+        {"GB", 1000000000ull},
+        {"TB", 1000000000000ull},
+    };
+    const char *text = hifc_uri_param(uri, name);
+    if (!text) {
+        return 0;
+    }
+    uint64_t number;
+    const char *end = parse_digits(text, &number);
+    for (size_t i = 0; end && i < sizeof(units) / sizeof(units[0]); i++) {
+        if (strcmp(end, units[i].suffix) == 0) {
+            if (__builtin_mul_overflow(number, units[i].factor, &number)) {
+                break;
+            }
+            *value = number;
+            return 0;
+        }
+    }
+    return hifc_fail(-EINVAL, "%s device: parameter %s='%.60s' is not a size: write bytes, or a "
+                     "whole number of KiB, MiB, GiB, TiB (kB, MB, GB, TB for powers of 1000)",
+                     uri->scheme, name, text);
+}
+
+int hifc_uri_allow(const struct hifc_uri *uri, const char *const *names)
+{
+    for (uint32_t i = 0; i < uri->param_count; i++) {
+        const char *const *name = names;
+        while (*name && strcmp(*name, uri->params[i].name) != 0) {
+            name++;
+        }
+        if (*name) {
+            continue;
+        }
+        char known[200] = "";
+        for (name = names; *name; name++) {
+            strncat(known, name == names ? "" : ", ", sizeof(known) - strlen(known) - 1);
+            strncat(known, *name, sizeof(known) - strlen(known) - 1);
+        }
+        return hifc_fail(-EINVAL, "%s device: unknown parameter '%.60s'; known: %s", uri->scheme,
+                         uri->params[i].name, known[0] ? known : "none");
+    }
+    return 0;
+}
