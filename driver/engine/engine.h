@@ -121,5 +121,7 @@ uint8_t *hifc_pools_resolve(struct hifc_pools *pools, uint32_t pool, uint64_t of
                             uint64_t bytes);
 void hifc_pools_usage(const struct hifc_pools *pools, uint64_t *used_bytes, uint64_t *peak_bytes,
                       uint64_t *size_bytes);
+/* True where pool 0 is of huge pages, false where it fell back to ordinary ones. */
+bool hifc_pools_huge(const struct hifc_pools *pools);
 
 #endif

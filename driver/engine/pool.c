@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * pool.c - the memory that requests name: pool 0 is our own and hands out pages, the others are
+ * the caller's.
+ *
+ * Pool 0 is one region cut into extents, free or taken, that cover it without gap; two neighbours
+ * are never both free. Each extent is described at its first page (state, size) and at its last
+ * (where it begins), so a free finds its neighbours at once. Free extents stand in lists by the
+ * power of two below their size. The descriptions stand outside the region: the
+ * device and the caller write the pages.
+ *
+ * Any thread: a mutex guards the extents, resolve takes none.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+#include "engine/region.h"
+#include "error.h"
+
+#define POOLS_MAX 64u
+#define PAGE_BYTES HIFC_PAGE_BYTES
+#define CLASSES 32u
+#define NONE UINT32_MAX
+/* Extents of the request's own class that are looked at before a larger one is split. */
+#define FIT_PROBES_MAX 16u
+
+enum page_state { INTERIOR, FREE, TAKEN };
+
+struct page {
+    uint32_t state : 2;  /* enum page_state; of an extent's first page */
+    uint32_t count : 30; /* pages of the extent that begins here */
+    uint32_t first;      /* where the extent that ends here begins */
+    uint32_t next, prev; /* in the list of its class, while free */
+};
+
+struct caller_pool {
+    _Atomic(uint8_t *) base; /* NULL: no pool of this number */
+    _Atomic uint64_t size_bytes;
+    bool registered; /* with the device */
+};
+
+struct hifc_pools {
+    struct hifc_device *device;
+    struct hifc_region region;
+    struct caller_pool table[POOLS_MAX];
+    pthread_mutex_t mutex; /* what follows, and changes of table */
+    uint32_t page_count;
+    uint32_t lists[CLASSES];
+    struct page *pages;
+    _Atomic uint64_t used_bytes, peak_bytes;
+};
+
+/* ---- extents; the mutex is held -------------------------------------------------------------- */
+
+static unsigned class_of(uint32_t count)
+{
+    return 31u - (unsigned)__builtin_clz(count);
+}
+
+static void describe(struct hifc_pools *pools, uint32_t first, uint32_t count,
+                     enum page_state state)
+{
+    pools->pages[first].state = state;
+    pools->pages[first].count = count;
+    pools->pages[first + count - 1].first = first;
+}
+
+static void list_add(struct hifc_pools *pools, uint32_t first, uint32_t count)
+{
+    describe(pools, first, count, FREE);
+    uint32_t *head = &pools->lists[class_of(count)];
+    pools->pages[first].prev = NONE;
+    pools->pages[first].next = *head;
+    if (*head != NONE) {
+        pools->pages[*head].prev = first;
+    }
+    *head = first;
+}
+
+static void list_remove(struct hifc_pools *pools, uint32_t first)
+{
+    struct page *page = &pools->pages[first];
+    if (page->prev == NONE) {
+        pools->lists[class_of(page->count)] = page->next;
+    } else {
+        pools->pages[page->prev].next = page->next;
+    }
+    if (page->next != NONE) {
+        pools->pages[page->next].prev = page->prev;
+    }
+    page->state = INTERIOR;
+}
+
+/* A free extent of at least count pages, or NONE. */
+static uint32_t find_fit(struct hifc_pools *pools, uint32_t count)
+{
+    unsigned own = class_of(count), probes = 0;
+    uint32_t first = pools->lists[own];
+    for (; first != NONE && probes < FIT_PROBES_MAX; probes++) {
+        if (pools->pages[first].count >= count) {
+            return first;
+        }
+        first = pools->pages[first].next;
+    }
+    for (unsigned class = own + 1; class < CLASSES; class++) {
+        if (pools->lists[class] != NONE) {
+            return pools->lists[class]; /* all of them are large enough */
+        }
+    }
+    for (; first != NONE; first = pools->pages[first].next) { /* the last resort: the rest */
+        if (pools->pages[first].count >= count) {
+            return first;
+        }
+    }
+    return NONE;
+}
+
+static uint32_t take(struct hifc_pools *pools, uint32_t count)
+{
+    uint32_t first = find_fit(pools, count);
+    if (first == NONE) {
+        return NONE;
+    }
+    uint32_t found = pools->pages[first].count;
+    list_remove(pools, first);
+    describe(pools, first, count, TAKEN);
+    if (found > count) {
+        list_add(pools, first + count, found - count);
+    }
+    return first;
+}
+
+static void give_back(struct hifc_pools *pools, uint32_t first)
+{
+    uint32_t count = pools->pages[first].count;
+    pools->pages[first].state = INTERIOR;
+    uint32_t after = first + count;
+    if (after < pools->page_count && pools->pages[after].state == FREE) {
+        count += pools->pages[after].count;
+        list_remove(pools, after);
+    }
+    if (first > 0) {
+        uint32_t before = pools->pages[first - 1].first;
+        if (pools->pages[before].state == FREE) {
+            count += pools->pages[before].count;
+            list_remove(pools, before);
+            first = before;
+        }
+    }
+    list_add(pools, first, count);
+}
+
+/* ---- pool 0 ---------------------------------------------------------------------------------- */
+
+int hifc_pools_create(struct hifc_device *device, uint64_t size_bytes, struct hifc_pools **out)
+{
+    struct hifc_pools *pools = calloc(1, sizeof *pools);
+    if (!pools) {
+        return hifc_fail(-ENOMEM, "%s: out of memory for the buffer pools", device->uri);
+    }
+    int rc = hifc_region_create(device, size_bytes, "hifc buffer pool", &pools->region);
+    if (rc) {
+        free(pools);
+        return rc;
+    }
+    uint64_t page_count = pools->region.size_bytes / PAGE_BYTES;
+    if (page_count < 1u << 30) {
+        pools->pages = calloc(page_count, sizeof *pools->pages); /* touched where extents begin */
+    }
+    if (!pools->pages) {
+        hifc_region_destroy(device, &pools->region);
+        free(pools);
+        return hifc_fail(-ENOMEM, "%s: no memory to describe a buffer pool of %llu bytes; use a "
+                         "smaller pool_size_bytes", device->uri, (unsigned long long)size_bytes);
+    }
+    pools->device = device;
+    pools->page_count = (uint32_t)page_count;
+    for (unsigned i = 0; i < CLASSES; i++) {
+        pools->lists[i] = NONE;
+    }
+    list_add(pools, 0, pools->page_count);
+    pthread_mutex_init(&pools->mutex, NULL);
+    atomic_store(&pools->table[0].size_bytes, pools->region.size_bytes);
+    atomic_store(&pools->table[0].base, pools->region.base);
+    *out = pools;
+    return 0;
+}
+
+void hifc_pools_destroy(struct hifc_pools *pools)
+{
+    if (!pools) {
+        return;
+    }
+    for (uint32_t pool = 1; pool < POOLS_MAX; pool++) {
+        if (atomic_load(&pools->table[pool].base)) {
+            (void)hifc_pools_unregister(pools, pool);
+        }
+    }
+    hifc_region_destroy(pools->device, &pools->region);
+    pthread_mutex_destroy(&pools->mutex);
+    free(pools->pages);
+    free(pools);
+}
+
+int hifc_pools_alloc(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *offset)
+{
+    if (size_bytes == 0) {
+        return hifc_fail(-EINVAL, "%s: a buffer of 0 bytes; ask for at least one",
+                         pools->device->uri);
+    }
+    uint32_t first = NONE;
+    uint64_t count = size_bytes / PAGE_BYTES + (size_bytes % PAGE_BYTES != 0);
+    pthread_mutex_lock(&pools->mutex);
+    if (count <= pools->page_count) {
+        first = take(pools, (uint32_t)count);
+    }
+    if (first != NONE) {
+        uint64_t used = pools->used_bytes + count * PAGE_BYTES;
+        pools->used_bytes = used;
+        pools->peak_bytes = used > pools->peak_bytes ? used : pools->peak_bytes;
+    }
+    pthread_mutex_unlock(&pools->mutex);
+    if (first == NONE) {
+        return hifc_fail(-ENOMEM, "%s: no %llu contiguous bytes left in the buffer pool (%llu of "
+                         "%llu used); free buffers or open with a larger pool_size_bytes",
+                         pools->device->uri, (unsigned long long)size_bytes,
+                         (unsigned long long)pools->used_bytes,
+                         (unsigned long long)pools->region.size_bytes);
+    }
+    *offset = (uint64_t)first * PAGE_BYTES;
+    return 0;
+}
+
+int hifc_pools_free(struct hifc_pools *pools, uint64_t offset)
+{
+    uint64_t page = offset / PAGE_BYTES;
+    bool valid = false;
+    pthread_mutex_lock(&pools->mutex);
+    if (offset % PAGE_BYTES == 0 && page < pools->page_count &&
+        pools->pages[page].state == TAKEN) {
+        pools->used_bytes -= (uint64_t)pools->pages[page].count * PAGE_BYTES;
+        give_back(pools, (uint32_t)page);
+        valid = true;
+    }
+    pthread_mutex_unlock(&pools->mutex);
+    if (!valid) {
+        return hifc_fail(-EINVAL, "%s: no buffer begins at offset %llu of the buffer pool (freed "
+                         "twice, or never allocated)", pools->device->uri,
+                         (unsigned long long)offset);
+    }
+    return 0;
+}
+
+void hifc_pools_usage(const struct hifc_pools *pools, uint64_t *used_bytes, uint64_t *peak_bytes,
+                      uint64_t *size_bytes)
+{
+    *used_bytes = atomic_load(&pools->used_bytes);
+    *peak_bytes = atomic_load(&pools->peak_bytes);
+    *size_bytes = pools->region.size_bytes;
+}
+
+bool hifc_pools_huge(const struct hifc_pools *pools)
+{
+    return pools->region.huge;
+}
+
+/* ---- pools of the caller --------------------------------------------------------------------- */
+
+static int check_memory(const struct hifc_device *device, const void *base, uint64_t size_bytes)
+{
+    const struct hifc_geometry *geometry = &device->geometry;
+    uint64_t align = geometry->registered_only ? HIFC_HUGE_PAGE_BYTES : PAGE_BYTES;
+    if (align < geometry->buffer_align_bytes) {
+        align = geometry->buffer_align_bytes;
+    }
+    uintptr_t end;
+    if (!base || size_bytes == 0 ||
+        __builtin_add_overflow((uintptr_t)base, (uintptr_t)size_bytes, &end)) {
+        return hifc_fail(-EINVAL, "%s: a pool of %llu bytes at %p makes no sense", device->uri,
+                         (unsigned long long)size_bytes, base);
+    }
+    if (((uintptr_t)base | size_bytes) & (align - 1)) {
+        return hifc_fail(-EINVAL, "%s: pool memory must begin on and be a multiple of %llu bytes%s; "
+                         "got %llu at %p", device->uri, (unsigned long long)align,
+                         geometry->registered_only ? " (whole huge pages)" : "",
+                         (unsigned long long)size_bytes, base);
+    }
+    return 0;
+}
+
+int hifc_pools_register(struct hifc_pools *pools, void *base, uint64_t size_bytes, uint32_t *pool)
+{
+    struct hifc_device *device = pools->device;
+    int rc = check_memory(device, base, size_bytes);
+    if (rc) {
+        return rc;
+    }
+    pthread_mutex_lock(&pools->mutex);
+    uint32_t number = 1;
+    while (number < POOLS_MAX && atomic_load(&pools->table[number].base)) {
+        number++;
+    }
+    if (number == POOLS_MAX) {
+        rc = hifc_fail(-ENOSPC, "%s: %u pools are registered already; unregister one", device->uri,
+                       POOLS_MAX);
+    } else {
+        struct caller_pool *entry = &pools->table[number];
+        bool can = (((uintptr_t)base | size_bytes) & (HIFC_HUGE_PAGE_BYTES - 1)) == 0;
+        if (device->ops->register_memory && can) {
+            rc = device->ops->register_memory(device, base, size_bytes);
+        }
+        entry->registered = device->ops->register_memory && can && rc == 0;
+        rc = device->geometry.registered_only ? rc : 0; /* otherwise it only makes it faster */
+        if (!rc) {
+            atomic_store(&entry->size_bytes, size_bytes);
+            atomic_store(&entry->base, base);
+            *pool = number;
+        }
+    }
+    pthread_mutex_unlock(&pools->mutex);
+    return rc;
+}
+
+int hifc_pools_unregister(struct hifc_pools *pools, uint32_t pool)
+{
+    int rc = 0;
+    pthread_mutex_lock(&pools->mutex);
+    uint8_t *base = pool > 0 && pool < POOLS_MAX ? atomic_load(&pools->table[pool].base) : NULL;
+    if (!base) {
+        rc = hifc_fail(-EINVAL, "%s: no pool %u is registered%s", pools->device->uri, pool,
+                       pool ? "" : " by a caller (0 is the namespace's own)");
+    } else {
+        struct caller_pool *entry = &pools->table[pool];
+        uint64_t size_bytes = atomic_load(&entry->size_bytes);
+        atomic_store(&entry->base, NULL);
+        atomic_store(&entry->size_bytes, 0);
+        if (entry->registered && pools->device->ops->unregister_memory) {
+            rc = pools->device->ops->unregister_memory(pools->device, base, size_bytes);
+        }
+    }
+    pthread_mutex_unlock(&pools->mutex);
+    return rc;
+}
+
+uint8_t *hifc_pools_resolve(struct hifc_pools *pools, uint32_t pool, uint64_t offset,
+                            uint64_t bytes)
+{
+    if (pool >= POOLS_MAX) {
+        return NULL;
+    }
+    /* base is set last and cleared first: a base seen twice had this size in between. */
+    struct caller_pool *entry = &pools->table[pool];
+    uint8_t *base = atomic_load_explicit(&entry->base, memory_order_acquire);
+    uint64_t size_bytes = atomic_load_explicit(&entry->size_bytes, memory_order_acquire);
+    if (!base || base != atomic_load_explicit(&entry->base, memory_order_acquire)) {
+        return NULL;
+    }
+    return bytes <= size_bytes && offset <= size_bytes - bytes ? base + offset : NULL;
+}
