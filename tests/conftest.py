@@ -7,7 +7,9 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--no-spdk", action="store_true", help="skip what needs a real SPDK queue pair")
+    parser.addoption(
+        "--no-spdk", action="store_true", help="skip what needs a real SPDK queue pair"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
