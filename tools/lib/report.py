@@ -3,7 +3,8 @@
 
 usage: report.py FOLDER [--reason TEXT]... [--failed-stage NAME]...
 
-Prints what failed, what was skipped and why, and last "total: N passed, N failed, N skipped". 1 if anything failed, if nothing ran, or, with CI=true, if no SPDK test passed.
+Prints what failed, what was skipped and why, and last "total: N passed, N failed, N skipped".
+Exits 1 if anything failed, if nothing ran, or, with CI=true, if no SPDK test passed.
 """
 
 from __future__ import annotations
