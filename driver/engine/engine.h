@@ -113,6 +113,8 @@ int hifc_pools_create(struct hifc_device *device, uint64_t size_bytes, struct hi
 void hifc_pools_destroy(struct hifc_pools *pools);
 int hifc_pools_alloc(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *offset);
 int hifc_pools_free(struct hifc_pools *pools, uint64_t offset);
+/* Destroy leaves the memory of pool 0 mapped: it is the caller's to unmap from then on. */
+void hifc_pools_disown(struct hifc_pools *pools, void **base, uint64_t *size_bytes);
 int hifc_pools_register(struct hifc_pools *pools, void *base, uint64_t size_bytes, uint32_t *pool);
 /* The caller has made sure that no request uses it. */
 int hifc_pools_unregister(struct hifc_pools *pools, uint32_t pool);

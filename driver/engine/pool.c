@@ -205,6 +205,15 @@ void hifc_pools_destroy(struct hifc_pools *pools)
     free(pools);
 }
 
+void hifc_pools_disown(struct hifc_pools *pools, void **base, uint64_t *size_bytes)
+{
+    pthread_mutex_lock(&pools->mutex);
+    pools->region.disowned = true;
+    *base = pools->region.base;
+    *size_bytes = pools->region.size_bytes;
+    pthread_mutex_unlock(&pools->mutex);
+}
+
 int hifc_pools_alloc(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *offset)
 {
     if (size_bytes == 0) {

@@ -139,7 +139,9 @@ void hifc_region_destroy(struct hifc_device *device, struct hifc_region *region)
     if (region->registered && device->ops->unregister_memory) {
         (void)device->ops->unregister_memory(device, region->base, region->size_bytes);
     }
-    munmap(region->base, region->size_bytes);
+    if (!region->disowned) {
+        munmap(region->base, region->size_bytes);
+    }
     close(region->fd);
     *region = (struct hifc_region){.fd = -1};
 }

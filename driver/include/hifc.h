@@ -159,8 +159,8 @@ struct hifc_open_opts {
 
 HIFC_API int hifc_open(const char *uri, const struct hifc_open_opts *opts, struct hifc_ns **out);
 /* Seals what is open, marks the namespace clean, releases the device and all its memory: buffers
- * of pool 0 are gone. Requests in flight complete first. Always closes; a nonzero result tells
- * that something could not be written. */
+ * of pool 0 are gone unless disowned. Requests in flight complete first. Always closes; a nonzero
+ * result tells that something could not be written. */
 HIFC_API int hifc_close(struct hifc_ns *ns);
 
 /* ---- memory --------------------------------------------------------------------------------- */
@@ -168,6 +168,9 @@ HIFC_API int hifc_close(struct hifc_ns *ns);
 /* size_bytes rounded up to pages, page-aligned. -ENOMEM: the pool is full (pool_size_bytes). */
 HIFC_API int hifc_buffer_alloc(struct hifc_ns *ns, uint64_t size_bytes, uint64_t *offset);
 HIFC_API int hifc_buffer_free(struct hifc_ns *ns, uint64_t offset);
+/* Pool 0 stays mapped when the namespace closes, for arrays of a language with garbage collection
+ * that outlive it; the caller munmaps [*base, +*size_bytes) later. */
+HIFC_API int hifc_pool_disown(struct hifc_ns *ns, void **base, uint64_t *size_bytes);
 HIFC_API void *hifc_pool_base(struct hifc_ns *ns, uint32_t pool, uint64_t *size_bytes);
 /* Makes memory of the caller a pool. The device must be able to reach it: spdk devices want whole
  * 2 MiB huge pages, others page alignment. Unregister waits for requests that use it. */
