@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a namespace calls libhifc: one request and wait, a batch and a ticket, a look-up.
+
+Every call is counted in and out of the handle, so that close never pulls memory from under it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hifc import batch, driver
+from hifc.driver import Request
+from hifc.errors import BackPressure, CorruptionError, InvalidRequest, error_of
+from hifc.handle import Handle
+from hifc.memory import Buffer, ByteArray, Memory, copy_memory, memory_of
+from hifc.request import Answer, Op
+from hifc.ticket import Ticket
+
+# A synchronous call that is answered Retry tries again for this long, at growing intervals.
+RETRY_WAIT_S = 10.0
+DELAY_MIN_S = 50e-6
+DELAY_MAX_S = 10e-3
+
+
+class Calls:
+    """What Namespace builds on."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._lib = handle.lib
+
+    @property
+    def uri(self) -> str:
+        """What it was opened with."""
+        return self._handle.uri
+
+    def _inside(self, symbol: str, *arguments: Any) -> Any:
+        """One call of libhifc that takes the namespace first."""
+        handle = self._handle
+        handle.enter()
+        try:
+            return getattr(self._lib, symbol)(handle.pointer, *arguments)
+        finally:
+            handle.leave()
+
+    def _lookup(self, names: npt.NDArray[np.uint8], lengths: Any) -> npt.NDArray[np.int32]:
+        answers = np.empty(len(names), dtype=np.int32)
+        self._lib.hifc_lookup(
+            self._handle.pointer,
+            names.ctypes.data,
+            len(names),
+            answers.ctypes.data,
+            None if lengths is None else lengths.ctypes.data,
+        )
+        return answers
+
+    def _look(self, name: bytes) -> tuple[Answer, int]:
+        answer, length = ctypes.c_int32(), ctypes.c_uint32()
+        key = (ctypes.c_uint8 * driver.KEY_BYTES)(*name)
+        self._inside(
+            "hifc_lookup",
+            ctypes.addressof(key),
+            1,
+            ctypes.addressof(answer),
+            ctypes.addressof(length),
+        )
+        return Answer(answer.value), length.value
+
+    def _start(self, requests: npt.NDArray[np.void]) -> int:
+        """Submits; the address of the ticket. Called inside."""
+        ticket = ctypes.c_void_p()
+        self._lib.hifc_submit(
+            self._handle.pointer,
+            requests.__array_interface__["data"][0],
+            requests.size,
+            ctypes.byref(ticket),
+        )
+        assert ticket.value is not None
+        return ticket.value
+
+    def _submit_placed(
+        self, requests: npt.NDArray[np.void], placement: batch.Placement, on_done: Any = None
+    ) -> Ticket:
+        """Submits the requests whose buffer has a place; the others are answered Retry."""
+        requests["buffer_offset"] = np.maximum(placement.offsets, 0)
+        placed = np.flatnonzero(placement.offsets >= 0)
+        sent = requests if placed.size == requests.size else requests[placed]
+        finish = functools.partial(_finish_placed, requests, sent, placed, on_done)
+        if sent.size == 0:
+            return Ticket(self._handle, None, requests, on_done=finish)
+        requests["status"] = Answer.IN_FLIGHT
+        pointer = self._start(sent)
+        return Ticket(self._handle, pointer, requests, (sent, placement), finish)
+
+    def _call(self, request: Request, keep: object = None) -> int:
+        """Submits one request and waits. Answered Retry, it tries again for a bounded time."""
+        deadline = time.monotonic() + RETRY_WAIT_S
+        delay = DELAY_MIN_S
+        while True:
+            self._handle.enter()
+            try:
+                status = self._once(request, keep)
+            finally:
+                self._handle.leave()
+            if status != Answer.RETRY or time.monotonic() > deadline:
+                return status
+            time.sleep(delay)
+            delay = min(2 * delay, DELAY_MAX_S)
+
+    def _once(self, request: Request, keep: object) -> int:
+        handle = self._handle
+        handle.reap()
+        ticket = ctypes.c_void_p()
+        self._lib.hifc_submit(handle.pointer, ctypes.byref(request), 1, ctypes.byref(ticket))
+        assert ticket.value is not None
+        done = False
+        try:
+            done = handle.wait(ticket.value, None)
+            status = int(request.status)
+            if status >= 0:
+                return status
+            info = driver.TicketInfo()
+            self._lib.hifc_ticket_info(ticket, ctypes.byref(info))
+        finally:
+            if done:
+                self._lib.hifc_ticket_free(ticket)
+            else:  # interrupted: whoever comes next frees it once it ended
+                handle.dropped.append((ticket.value, (request, keep)))
+        doing = f"{Op(request.op).name.lower()} of key {bytes(request.key).hex()}"
+        raise error_of(status, info.first_error.detail(), doing=doing, where=self.uri)
+
+    def _write(self, request: Request, data: Buffer) -> int:
+        """A put or write of data: in place if in the pool, otherwise through it."""
+        memory = memory_of(data)
+        batch.check_value(memory, memory.size_bytes, writable=False)
+        handle = self._handle
+        handle.enter()
+        try:
+            offset, room = batch.stage(handle, memory, memory.size_bytes)
+            if room is not None:
+                copy_memory(handle.pool_base + offset, memory.address, memory.size_bytes)
+                handle.count(bounce_bytes=memory.size_bytes)
+            request.buffer_offset = offset
+            request.length = memory.size_bytes
+            return self._call(request, (memory, room))
+        finally:
+            handle.leave()
+
+    def _read(
+        self, name: bytes, offset_bytes: int, length_bytes: int, target: Memory | None, whole: bool
+    ) -> ByteArray | Answer:
+        """Range of a value into target or new memory; the answer where that is not OK.
+
+        whole: the range is meant to be the whole value; RETRY where its length has changed.
+        """
+        if target is None:
+            target = memory_of(np.empty(length_bytes, dtype=np.uint8))
+        batch.check_value(target, length_bytes, writable=True)
+        handle = self._handle
+        handle.enter()
+        try:
+            offset, room = batch.stage(handle, target, length_bytes)
+            request = Request(
+                op=Op.GET, buffer_offset=offset, value_offset=offset_bytes, length=length_bytes
+            )
+            request.key[:] = name
+            try:
+                answer = Answer(self._call(request, (target, room)))
+            except CorruptionError:
+                ctypes.memset(target.address, 0, length_bytes)
+                raise
+            if answer != Answer.OK:
+                return answer
+            if whole and request.value_length != length_bytes:
+                return Answer.RETRY
+            if room is not None:
+                copy_memory(target.address, handle.pool_base + offset, length_bytes)
+                handle.count(bounce_bytes=length_bytes)
+            return target.array(length_bytes)
+        finally:
+            handle.leave()
+
+    def _expect_ok(self, status: int, doing: str) -> None:
+        if status == Answer.RETRY:
+            raise BackPressure(
+                f"{doing} on {self.uri}: no room in its queues for {RETRY_WAIT_S:.0f} s"
+            )
+        if status != Answer.OK:
+            raise InvalidRequest(f"{doing} on {self.uri}: answered {Answer(status).name}")
+
+
+def parts_of(parts: int) -> int:
+    """parts, if a value can have that many."""
+    if not 1 <= parts <= driver.PARTS_MAX:
+        raise InvalidRequest(f"parts is {parts}: use 1 to {driver.PARTS_MAX}")
+    return parts
+
+
+def _finish_placed(
+    requests: npt.NDArray[np.void],
+    sent: npt.NDArray[np.void],
+    placed: npt.NDArray[np.intp],
+    on_done: Any,
+) -> None:
+    if sent is not requests:
+        requests["status"] = Answer.RETRY
+        requests[placed] = sent
+    if on_done is not None:
+        on_done(requests)
+
+
+def finish_get(handle: Handle, placement: batch.Placement, requests: npt.NDArray[np.void]) -> None:
+    """A value that changed its length between look-up and get is to be asked for again."""
+    changed = (requests["status"] == Answer.OK) & (requests["value_length"] != requests["length"])
+    requests["status"][changed] = Answer.RETRY
+    batch.copy_out(handle, placement, requests)

@@ -1,0 +1,487 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Namespace: the flat key-value namespace on a device, and the only caller of the driver.
+
+Keys are 16 bytes; values are bytes in any contiguous buffer. Arrays from `ns.buffer()` move
+between device and memory without a copy; any other buffer costs one copy through the pool, which
+`stats().bounce_bytes` counts. Every method may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import time
+import weakref
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from hifc import batch, driver
+from hifc.calls import DELAY_MAX_S, DELAY_MIN_S, RETRY_WAIT_S, Calls, finish_get, parts_of
+from hifc.driver import ENTRY, EVENT, REQUEST, Request
+from hifc.errors import (
+    BackPressure,
+    ConfigError,
+    InvalidRequest,
+    NoSpace,
+    WaitTimeout,
+)
+from hifc.handle import Handle, close_quietly
+from hifc.memory import Buffer, ByteArray, memory_of
+from hifc.options import OpenOptions, open_opts
+from hifc.request import (
+    Answer,
+    BlockClass,
+    Keys,
+    Op,
+    class_of,
+    key_bytes,
+    keys_array,
+    make_requests,
+)
+from hifc.reservation import Lease, Reservation
+from hifc.stats import CheckResult, Health, NamespaceStats, health_of, stats_of
+from hifc.ticket import Ticket
+from hifc.units import parse_size
+
+# A synchronous get of a key whose batch is in flight waits this long for it.
+PENDING_WAIT_S = 60.0
+_LIST_ENTRIES = 1024
+_EVENTS_MAX = 65536
+
+
+class Entry(NamedTuple):
+    """One entry of Namespace.list."""
+
+    key: bytes
+    length_bytes: int
+    part_count: int
+    cls: BlockClass
+    heat: int
+
+
+class Events(NamedTuple):
+    """Of Namespace.events: an array of EVENT, oldest first, and how many were lost before it."""
+
+    events: npt.NDArray[np.void]
+    dropped: int
+
+
+class Namespace(Calls):
+    """An open namespace. Made by `Namespace.open`; a context manager that closes it."""
+
+    def __init__(self, handle: Handle) -> None:
+        super().__init__(handle)
+        self._finalizer = weakref.finalize(self, close_quietly, handle)
+
+    # ---- format, open, close
+
+    @staticmethod
+    def format(
+        uri: str, *, segment_size: int | str = 0, label: str = "", force: bool = False
+    ) -> None:
+        """Lays an empty namespace on the device that uri names.
+
+        segment_size: a power of two from 256KiB to 256MiB; 0 lets the device's size decide.
+        FormatError: something is there already and force is False. ConfigError: a bad URI, a
+        device too small.
+        """
+        encoded = label.encode()
+        if len(encoded) > 31:
+            raise ConfigError(f"label: {label!r} has {len(encoded)} bytes, at most 31 fit")
+        opts = driver.FormatOpts(
+            segment_size_bytes=parse_size(segment_size, "segment_size"),
+            force=int(force),
+            label=encoded,
+        )
+        driver.library().hifc_format(uri.encode(), ctypes.byref(opts))
+
+    @classmethod
+    def open(
+        cls,
+        uri: str,
+        *,
+        read_only: bool = False,
+        drive: str = "reactor",
+        pool_size: int | str = "64MiB",
+        **options: Unpack[OpenOptions],
+    ) -> Namespace:
+        """Opens the namespace on the device that uri names, and owns the device until close.
+
+        drive: "reactor" (a thread polls) or "inline" (whoever waits polls; no asyncio).
+        pool_size: memory for buffers. FormatError: no namespace there. DeviceBusy: another
+        process owns the device. NotPermitted: with the fix.
+        """
+        opts = open_opts(read_only, drive, pool_size, options)
+        lib = driver.library()
+        pointer = ctypes.c_void_p()
+        lib.hifc_open(uri.encode(), ctypes.byref(opts), ctypes.byref(pointer))
+        assert pointer.value is not None
+        return cls(Handle(lib, pointer.value, uri, reactor=drive == "reactor"))
+
+    def close(self) -> None:
+        """Waits for what is in flight, seals, releases the device. Idempotent.
+
+        Arrays over pool memory stay valid. Does nothing in a child of fork().
+        """
+        self._finalizer.detach()
+        self._handle.close()
+
+    @property
+    def closed(self) -> bool:
+        """True once closed, and in a child of fork()."""
+        return self._handle.closed
+
+    def __enter__(self) -> Namespace:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Namespace {self.uri}{' closed' if self.closed else ''}>"
+
+    # ---- memory
+
+    def buffer(self, size_bytes: int) -> ByteArray:
+        """A page-aligned uint8 array of shape (size_bytes,) over pool memory.
+
+        The device reads and writes it without a copy, and so do views of it and
+        torch.from_numpy(...) of it. Freed when the array and all its views are gone; contents
+        start undefined. BufferExhausted: the pool is full.
+        """
+        if size_bytes < 1:
+            raise InvalidRequest(f"a buffer has 1 byte or more, not {size_bytes}")
+        self._handle.enter()
+        try:
+            return self._handle.buffer(size_bytes)
+        finally:
+            self._handle.leave()
+
+    # ---- one value
+
+    def put(
+        self, key: Any, data: Buffer, *, cls: str | BlockClass = "reuse", parts: int = 1
+    ) -> Answer:
+        """Stores data under key and waits. See `Answer` for how it can end.
+
+        parts: the value consists of that many equal parts, each verified alone by get_range.
+        """
+        request = Request(op=Op.PUT, cls=class_of(cls), part_count=parts_of(parts))
+        request.key[:] = key_bytes(key)
+        return Answer(self._write(request, data))
+
+    def get(self, key: Any, out: Buffer | None = None) -> ByteArray | None:
+        """The value as a uint8 array of shape (length,), or None on a miss.
+
+        out: memory to read into, at least as long as the value; the result is then a view of
+        it. A pending key is waited for, at most PENDING_WAIT_S. CorruptionError: a swap value
+        that does not match its checksum.
+        """
+        name = key_bytes(key)
+        target = None if out is None else memory_of(out)
+        deadline = time.monotonic() + PENDING_WAIT_S
+        delay = DELAY_MIN_S
+        while True:
+            answer, length = self._look(name)
+            if answer == Answer.MISS:
+                self._handle.count(misses=1)
+                return None
+            if answer == Answer.OK:
+                if target is not None and target.size_bytes < length:
+                    raise InvalidRequest(
+                        f"out has {target.size_bytes} bytes, the value of key {name.hex()} has "
+                        f"{length}"
+                    )
+                found = self._read(name, 0, length, target, whole=True)
+                if not isinstance(found, Answer):
+                    return found
+                if found == Answer.MISS:
+                    return None
+            if time.monotonic() > deadline:
+                raise WaitTimeout(
+                    f"get of key {name.hex()} on {self.uri}: still {answer.name} after "
+                    f"{PENDING_WAIT_S:.0f} s; is a reservation neither committed nor aborted?"
+                )
+            time.sleep(delay)
+            delay = min(2 * delay, DELAY_MAX_S)
+
+    def get_range(
+        self, key: Any, offset_bytes: int, length_bytes: int, out: Buffer | None = None
+    ) -> ByteArray | None:
+        """Bytes [offset_bytes, offset_bytes + length_bytes) of a value; None on a miss.
+
+        Verified by the parts that the range touches. InvalidRequest: it exceeds the value.
+        """
+        if length_bytes < 1 or offset_bytes < 0:
+            raise InvalidRequest(f"get_range: [{offset_bytes}, +{length_bytes}) is no range")
+        target = None if out is None else memory_of(out)
+        if target is not None and target.size_bytes < length_bytes:
+            raise InvalidRequest(f"out has {target.size_bytes} bytes, fewer than {length_bytes}")
+        name = key_bytes(key)
+        deadline = time.monotonic() + PENDING_WAIT_S
+        while True:
+            found = self._read(name, offset_bytes, length_bytes, target, whole=False)
+            if not isinstance(found, Answer):
+                return found
+            if found == Answer.MISS:
+                return None
+            if time.monotonic() > deadline:
+                raise WaitTimeout(
+                    f"get_range of key {name.hex()} on {self.uri}: still {found.name} after "
+                    f"{PENDING_WAIT_S:.0f} s"
+                )
+            time.sleep(DELAY_MAX_S)
+
+    def delete(self, key: Any) -> bool:
+        """Removes the value. True if there was one."""
+        request = Request(op=Op.DELETE)
+        request.key[:] = key_bytes(key)
+        status = self._call(request)
+        if status == Answer.RETRY:
+            raise BackPressure(f"delete on {self.uri}: no room in its queues for {RETRY_WAIT_S} s")
+        return status == Answer.OK
+
+    def exists(self, key: Any) -> bool:
+        """True if a get would find the value now. Never blocks."""
+        return self._look(key_bytes(key))[0] == Answer.OK
+
+    # ---- many values
+
+    def put_many(
+        self, keys: Keys, buffers: Any, *, cls: str | BlockClass = "reuse", parts: int = 1
+    ) -> Ticket:
+        """Stores one buffer a key: a sequence, or an array of shape (n, ...) with a row a key.
+
+        The buffers must not change until the ticket is done. Answers per key in
+        `ticket.answers`; keys for which pool or queues have no room are answered Retry.
+        """
+        names = keys_array(keys)
+        self._handle.enter()
+        try:
+            placement = batch.place(self._handle, buffers, len(names), writable=False)
+            batch.copy_in(self._handle, placement)
+            requests = make_requests(len(names), Op.PUT)
+            requests["key"] = names
+            requests["cls"] = class_of(cls)
+            requests["part_count"] = parts_of(parts)
+            requests["length"] = placement.sizes
+            return self._submit_placed(requests, placement)
+        finally:
+            self._handle.leave()
+
+    def get_many(self, keys: Keys, buffers: Any) -> Ticket:
+        """Reads whole values into one buffer a key, each at least as long as its value.
+
+        The ticket's `requests["value_length"]` holds the lengths. A miss leaves its buffer as
+        it was, a corrupt value leaves zeros.
+        """
+        names = keys_array(keys)
+        self._handle.enter()
+        try:
+            lengths = np.zeros(len(names), dtype=np.uint32)
+            there = self._lookup(names, lengths) == Answer.OK
+            placement = batch.place(self._handle, buffers, len(names), writable=True)
+            short = np.flatnonzero(there & (placement.sizes < lengths))
+            if short.size:
+                raise InvalidRequest(
+                    f"buffer {short[0]} has {placement.sizes[short[0]]} bytes, its value has "
+                    f"{lengths[short[0]]}"
+                )
+            requests = make_requests(len(names), Op.GET)
+            requests["key"] = names
+            requests["length"] = np.where(there, lengths, placement.sizes)
+            return self._submit_placed(
+                requests, placement, functools.partial(finish_get, self._handle, placement)
+            )
+        finally:
+            self._handle.leave()
+
+    def submit(self, requests: npt.NDArray[np.void]) -> Ticket:
+        """Submits prepared requests (`hifc.make_requests`): the hot path, one call a batch.
+
+        The array belongs to libhifc until the ticket is done and may then be submitted again.
+        """
+        if requests.dtype != REQUEST or requests.ndim != 1 or requests.size == 0:
+            raise InvalidRequest(
+                "submit takes a one-dimensional array of hifc.REQUEST with one element or more, "
+                f"not {requests.shape} of {requests.dtype}; see hifc.make_requests"
+            )
+        flags = requests.flags
+        if not (flags.c_contiguous and flags.writeable):
+            raise InvalidRequest("the request array is strided or read-only: copy it first")
+        handle = self._handle
+        handle.enter()
+        try:
+            if handle.dropped or handle.abandoned:
+                handle.reap()
+            return Ticket(handle, self._start(requests), requests)
+        finally:
+            handle.leave()
+
+    # ---- look-ups that never block
+
+    def lookup(self, keys: Keys, lengths: npt.NDArray[np.uint32] | None = None) -> Any:
+        """int32 of shape (n,): OK, MISS or PENDING per key. Does no I/O.
+
+        lengths: uint32 of shape (n,) that is filled with the lengths of the values, in bytes.
+        """
+        names = keys_array(keys)
+        if lengths is not None and (
+            lengths.dtype != np.uint32
+            or lengths.shape != (len(names),)
+            or not lengths.flags.c_contiguous
+        ):
+            raise InvalidRequest(f"lengths is a uint32 array of shape ({len(names)},)")
+        self._handle.enter()
+        try:
+            return self._lookup(names, lengths)
+        finally:
+            self._handle.leave()
+
+    def longest_prefix(self, keys: Keys) -> int:
+        """How many leading keys are there, in one call."""
+        names = keys_array(keys)
+        return int(self._inside("hifc_longest_prefix", names.ctypes.data, len(names)))
+
+    def touch(self, keys: Keys) -> None:
+        """Counts an access of each key, so that reclaim keeps it longer."""
+        names = keys_array(keys)
+        self._inside("hifc_touch", names.ctypes.data, len(names))
+
+    def lease(self, keys: Keys, ttl_s: float = 60.0) -> Lease:
+        """Keeps the keys that are there from being evicted for ttl_s seconds or until release."""
+        names = keys_array(keys)
+        if not 0 < ttl_s <= 86400:
+            raise InvalidRequest(f"ttl_s is {ttl_s}: use more than 0 and at most 86400 seconds")
+        answers = np.empty(len(names), dtype=np.int32)
+        lease = ctypes.c_uint64()
+        self._inside(
+            "hifc_lease",
+            names.ctypes.data,
+            len(names),
+            max(1, round(ttl_s * 1000)),
+            answers.ctypes.data,
+            ctypes.byref(lease),
+        )
+        return Lease(self, lease.value, answers)
+
+    def release(self, lease: int) -> None:
+        """What Lease.release calls."""
+        self._inside("hifc_lease_release", lease)
+
+    # ---- two-phase put
+
+    def reserve(
+        self, key: Any, length_bytes: int, *, cls: str | BlockClass = "reuse", parts: int = 1
+    ) -> Reservation:
+        """Phase one of a two-phase put. False, with its `answer`, where the key exists, is
+        pending or was rejected. NoSpace: the device is full."""
+        if not 1 <= length_bytes <= driver.VALUE_MAX_BYTES:
+            raise InvalidRequest(
+                f"a value has 1 to {driver.VALUE_MAX_BYTES} bytes, not {length_bytes}"
+            )
+        name = key_bytes(key)
+        request = Request(
+            op=Op.RESERVE, cls=class_of(cls), length=length_bytes, part_count=parts_of(parts)
+        )
+        request.key[:] = name
+        answer = Answer(self._call(request))
+        if answer == Answer.NO_SPACE:
+            raise NoSpace(
+                f"reserve {length_bytes} bytes on {self.uri}: nothing that may be evicted is "
+                "left; delete swap entries or use a larger device"
+            )
+        return Reservation(self, name, length_bytes, answer, request.handle)
+
+    def write(self, reservation: Reservation, offset_bytes: int, data: Buffer) -> None:
+        """Writes data at offset_bytes of a reserved value."""
+        if offset_bytes < 0:
+            raise InvalidRequest(f"write: offset {offset_bytes} is negative")
+        request = Request(op=Op.WRITE, handle=reservation.handle, value_offset=offset_bytes)
+        self._expect_ok(self._write(request, data), "write")
+
+    def commit(self, reservation: Reservation) -> Answer:
+        """Phase two: the value becomes visible."""
+        return Answer(self._call(Request(op=Op.COMMIT, handle=reservation.handle)))
+
+    def abort(self, reservation: Reservation) -> None:
+        """Gives the room of a reservation back."""
+        self._call(Request(op=Op.ABORT, handle=reservation.handle))
+
+    def abandon(self, handle: int) -> None:
+        """A reservation was dropped: the next call aborts it. Safe in a finalizer."""
+        self._handle.abandoned.append(handle)
+
+    # ---- state
+
+    def list(self) -> Iterator[Entry]:
+        """Every entry. Those that change meanwhile may be missed or seen twice."""
+        cursor = ctypes.c_uint64()
+        entries = np.zeros(_LIST_ENTRIES, dtype=ENTRY)
+        while True:
+            count = self._inside(
+                "hifc_list", ctypes.byref(cursor), entries.ctypes.data, _LIST_ENTRIES
+            )
+            if count == 0:
+                return
+            for entry in entries[:count]:
+                yield Entry(
+                    entry["key"].tobytes(),
+                    int(entry["length"]),
+                    int(entry["part_count"]),
+                    BlockClass(int(entry["cls"])),
+                    int(entry["heat"]),
+                )
+
+    def events(self, limit: int = _EVENTS_MAX) -> Events:
+        """Takes up to limit events (stored, evicted, quarantined) of reuse keys, oldest first."""
+        found = np.zeros(max(1, min(limit, _EVENTS_MAX)), dtype=EVENT)
+        dropped = ctypes.c_uint64()
+        count = self._inside("hifc_events", found.ctypes.data, len(found), ctypes.byref(dropped))
+        return Events(found[:count].copy(), dropped.value)
+
+    def sync(self) -> None:
+        """Everything acknowledged before survives a crash once this returns."""
+        self._inside("hifc_sync")
+
+    def drain(self, timeout_s: float = 60.0) -> None:
+        """Waits until nothing is in flight. WaitTimeout otherwise."""
+        self._inside("hifc_drain", max(0, int(timeout_s * 1e6)))
+
+    def stats(self) -> NamespaceStats:
+        """Counters since open, sizes as of now."""
+        raw = driver.Stats()
+        handle = self._handle
+        handle.enter()
+        try:
+            handle.reap()
+            self._lib.hifc_stats(handle.pointer, ctypes.byref(raw))
+        finally:
+            handle.leave()
+        return stats_of(raw, bounce_bytes=handle.bounce_bytes, misses=handle.miss_count)
+
+    def health(self) -> Health:
+        """The drive's SMART / health log. NotSupported: the device has none."""
+        log = (ctypes.c_uint8 * 512)()
+        self._inside("hifc_health", ctypes.addressof(log))
+        return health_of(bytes(log))
+
+    def check(self, payload: bool = True) -> CheckResult:
+        """Verifies the invariants of docs/format.md, with payload also every value.
+
+        Nothing may be in flight.
+        """
+        raw = driver.CheckResult()
+        self._inside("hifc_check", 1 | (2 if payload else 0), ctypes.byref(raw))
+        return CheckResult(
+            raw.entries_checked, raw.problems, raw.first_problem.decode("utf-8", "replace")
+        )

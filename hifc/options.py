@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of Namespace.open as struct hifc_open_opts, each checked by name."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TypedDict
+
+from hifc import driver
+from hifc.errors import ConfigError
+from hifc.units import parse_size
+
+_DRIVES = {"reactor": 0, "inline": 1}
+_ADMISSIONS = {"always": 0, "second_use": 1, "budget": 2}
+
+
+class OpenOptions(TypedDict, total=False):
+    """Options of Namespace.open beside the usual ones; as in struct hifc_open_opts."""
+
+    queue_depth: int
+    requests_max: int
+    batch_inflight: int
+    batch_size_max: int | str
+    reservations_max: int
+    reservation_timeout_ms: int
+    leases_max: int
+    events_max: int
+    index_entries_max: int
+    admission: str  # always, second_use, budget
+    reinsert_percent: int
+    write_budget_per_day: int | str
+    command_timeout_ms: int
+    spin_us: int
+    owner_socket: bool
+
+
+def _pick(table: dict[str, int], value: object, name: str) -> int:
+    if isinstance(value, str) and value in table:
+        return table[value]
+    raise ConfigError(f"{name}: {value!r} is none of {', '.join(table)}")
+
+
+def open_opts(
+    read_only: bool, drive: str, pool_size: int | str, options: OpenOptions
+) -> driver.OpenOpts:
+    known = OpenOptions.__annotations__
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+            raise ConfigError(f"open: unknown option {name}{hint}")
+    opts = driver.OpenOpts(
+        read_only=int(read_only),
+        drive=_pick(_DRIVES, drive, "drive"),
+        pool_size_bytes=parse_size(pool_size, "pool_size"),
+        batch_size_max_bytes=parse_size(options.get("batch_size_max", 0), "batch_size_max"),
+        admission=_pick(_ADMISSIONS, options.get("admission", "always"), "admission"),
+        write_budget_bytes_per_day=parse_size(
+            options.get("write_budget_per_day", 0), "write_budget_per_day"
+        ),
+        no_owner_socket=int(not options.get("owner_socket", True)),
+    )
+    if "reinsert_percent" in options:
+        opts.reinsert_percent_plus1 = _count(options, "reinsert_percent") + 1
+    for name in (
+        "queue_depth",
+        "requests_max",
+        "batch_inflight",
+        "reservations_max",
+        "reservation_timeout_ms",
+        "leases_max",
+        "events_max",
+        "index_entries_max",
+        "command_timeout_ms",
+        "spin_us",
+    ):
+        if name in options:
+            setattr(opts, name, _count(options, name))
+    return opts
+
+
+def _count(options: OpenOptions, name: str) -> int:
+    value: object = dict(options)[name]
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 32:
+        raise ConfigError(f"open: {name} is {value!r}: use a count from 0 to 2^32 - 1")
+    return value

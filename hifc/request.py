@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request is: operations, classes, answers, and arrays of requests for the hot path.
+
+A request array is a numpy array of `REQUEST`, byte for byte `struct hifc_req`. It is prepared
+once, submitted as often as wanted with `Namespace.submit`, and costs no Python object per block.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hifc.driver import ENTRY, EVENT, KEY_BYTES, REQUEST
+from hifc.errors import InvalidRequest
+
+__all__ = [
+    "ENTRY",
+    "EVENT",
+    "REQUEST",
+    "Answer",
+    "BlockClass",
+    "EventKind",
+    "KeyArray",
+    "Keys",
+    "Op",
+    "class_of",
+    "key_bytes",
+    "keys_array",
+    "make_requests",
+]
+
+KeyArray: TypeAlias = npt.NDArray[np.uint8]  # shape (n, 16)
+Keys: TypeAlias = Any  # (n, 16) uint8 array or a sequence of 16-byte keys
+
+# Flag of put and write: raw part checksums are given; of get: they are wanted. See hifc.h.
+F_CHECKSUMS = 0x1
+
+
+class Op(enum.IntEnum):
+    """enum hifc_op."""
+
+    GET = 1
+    PUT = 2
+    DELETE = 3
+    RESERVE = 4
+    WRITE = 5
+    COMMIT = 6
+    ABORT = 7
+
+
+class Answer(enum.IntEnum):
+    """enum hifc_answer: how a request ended, where no error did."""
+
+    OK = 0
+    MISS = 1  # no such key, or its bytes were quarantined
+    EXISTS = 2  # a reuse key that is there: nothing was written
+    PENDING = 3  # in flight, or reserved and not committed
+    REJECTED = 4  # admission declined to write it
+    RETRY = 5  # a bounded queue is full: try again after completions
+    NO_SPACE = 6  # nothing that may be evicted is left
+    IN_FLIGHT = 7  # not completed yet
+
+
+class BlockClass(enum.IntEnum):
+    """enum hifc_class."""
+
+    REUSE = 0  # evictable, survives a restart
+    SWAP = 1  # pinned until deleted, ends with the process that wrote it
+
+
+class EventKind(enum.IntEnum):
+    """enum hifc_event_kind."""
+
+    STORED = 1
+    EVICTED = 2
+    QUARANTINED = 3
+
+
+def class_of(cls: str | BlockClass) -> int:
+    """BlockClass of "reuse" or "swap"."""
+    if isinstance(cls, BlockClass):
+        return int(cls)
+    if cls == "reuse":
+        return 0
+    if cls == "swap":
+        return 1
+    raise InvalidRequest(f'cls is {cls!r}: use "reuse" or "swap"')
+
+
+def make_requests(count: int, op: Op | int = 0) -> npt.NDArray[np.void]:
+    """An array of count zeroed requests with the given op, aligned as libhifc wants it."""
+    requests = np.zeros(count, dtype=REQUEST)
+    requests["op"] = int(op)
+    return requests
+
+
+def key_bytes(key: Any) -> bytes:
+    """The 16 bytes of one key: bytes-like or an array of shape (16,) of uint8."""
+    if isinstance(key, bytes):
+        raw = key
+    elif isinstance(key, np.ndarray):
+        if key.dtype != np.uint8 or key.ndim != 1:
+            raise InvalidRequest(
+                f"a key is 16 bytes or a uint8 array of shape (16,), not an array of shape "
+                f"{key.shape} of {key.dtype}"
+            )
+        raw = key.tobytes()
+    elif isinstance(key, bytearray | memoryview):
+        raw = bytes(key)
+    else:
+        raise InvalidRequest(
+            f"a key is 16 bytes, not {type(key).__name__}; hifc.KeyScheme makes keys from tokens"
+        )
+    if len(raw) != KEY_BYTES:
+        raise InvalidRequest(
+            f"a key is 16 bytes, not {len(raw)}; hifc.KeyScheme makes keys from tokens"
+        )
+    return raw
+
+
+def keys_array(keys: Keys) -> KeyArray:
+    """Keys as a C-contiguous uint8 array of shape (n, 16); one that is that already is not copied.
+
+    Raises InvalidRequest on another shape, dtype or key length.
+    """
+    if isinstance(keys, np.ndarray):
+        if keys.dtype != np.uint8 or keys.ndim != 2 or keys.shape[1] != KEY_BYTES:
+            raise InvalidRequest(
+                f"keys are a uint8 array of shape (n, 16), not {keys.shape} of {keys.dtype}"
+            )
+        return np.ascontiguousarray(keys)
+    if isinstance(keys, bytes | bytearray | memoryview | str):
+        raise InvalidRequest("keys are a sequence of 16-byte keys, not one key: write [key]")
+    joined = b"".join([key_bytes(key) for key in keys])
+    return np.frombuffer(joined, dtype=np.uint8).reshape(-1, KEY_BYTES)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes in bytes from numbers or texts such as "64MiB", and back."""
+
+from __future__ import annotations
+
+import re
+
+from hifc.errors import ConfigError
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "TiB": 1 << 40,
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_size(value: object, name: str = "size") -> int:
+    """Bytes of 4096, "4096", "64MiB" or "1.5GiB". ConfigError names the setting otherwise."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 0:
+            raise ConfigError(f"{name}: {value} is negative")
+        return value
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value)
+        if match and match[2] in _UNITS:
+            whole = float(match[1]) * _UNITS[match[2]]
+            if "." not in match[1]:
+                return int(match[1]) * _UNITS[match[2]]
+            if whole == int(whole):
+                return int(whole)
+    raise ConfigError(
+        f"{name}: {value!r} is no size; write a count of bytes or a text such as 64MiB or 8GiB"
+    )
+
+
+def format_size(size_bytes: int) -> str:
+    """The shortest exact text, e.g. 67108864 -> "64MiB"."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if size_bytes and size_bytes % _UNITS[unit] == 0:
+            return f"{size_bytes // _UNITS[unit]}{unit}"
+    return str(size_bytes)
