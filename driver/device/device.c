@@ -76,7 +76,9 @@ int hifc_device_open(const char *uri, unsigned flags, struct hifc_device **out)
     if (rc) {
         return rc;
     }
-    device->ops = ops;
+    if (!device->ops) {
+        device->ops = ops; /* unless the device chose one of several tables of its own */
+    }
     snprintf(device->uri, sizeof(device->uri), "%s", uri);
     *out = device;
     return 0;
