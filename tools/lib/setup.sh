@@ -97,7 +97,7 @@ hifc_setup_venv() { hifc_locked venv hifc_venv_under_lock; }
 
 hifc_venv_under_lock() {
   local python wanted
-  local -a pip=("$hifc_venv/bin/python" -m pip --disable-pip-version-check install -q --no-input)
+  local -a pip=("$hifc_venv/bin/python" -m pip --disable-pip-version-check install -qq --no-input)
   python=$(hifc_find_python) || hifc_die "no Python 3.11 or newer with venv and ensurepip was found"
   wanted=$(cat "$hifc_repo"/tools/lib/requirements*.txt | hifc_hash)
   if [[ -f $hifc_venv/.hifc-stamp && $(<"$hifc_venv/.hifc-stamp") == "$wanted" ]] &&
@@ -157,15 +157,15 @@ hifc_wheel_under_lock() {
   [[ $(cat "$out/stamp" 2>/dev/null) != "$wanted" ]] || return 0
   hifc_say "building the wheel (HIFC_SPDK=$use)"
   rm -rf "$out/dist" "$out/stamp"
-  HIFC_SPDK=$use SPDK_DIR=$spdk "$hifc_venv/bin/python" -m pip --disable-pip-version-check wheel -q \
-    --no-build-isolation --no-deps -C "build-dir=$out/cmake-$use" -w "$out/dist" "$hifc_repo" ||
+  HIFC_SPDK=$use SPDK_DIR=$spdk "$hifc_venv/bin/python" -m pip --disable-pip-version-check wheel -qq \
+    --no-build-isolation --no-deps --config-settings "build-dir=$out/cmake-$use" -w "$out/dist" "$hifc_repo" ||
     hifc_die "the wheel could not be built"
   echo "$wanted" >"$out/stamp"
 }
 
 # hifc_install FILE [FOLDER]: a wheel into the virtual environment, or into a folder for PYTHONPATH.
 hifc_install() {
-  local -a pip=("$hifc_venv/bin/python" -m pip --disable-pip-version-check install -q --no-input
+  local -a pip=("$hifc_venv/bin/python" -m pip --disable-pip-version-check install -qq --no-input
     --no-deps --force-reinstall)
   if [[ -n ${2-} ]]; then
     rm -rf "$2"
