@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hifc-admin: usage, refusals, and the parts that touch no namespace."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from admin_shell import Shell, code_of
+from hifc_admin import smart_log, target, text
+from hifc_admin.main import main
+from hifc_admin.result import Exit, Failure
+
+SIZE = "16MiB"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path.resolve() / "kv.hifc"
+
+
+@pytest.fixture
+def uri(path: Path) -> str:
+    return f"file://{path}?size={SIZE}"
+
+
+@pytest.fixture
+def admin(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
+
+
+@pytest.mark.parametrize("confirm", [[], ["--confirm", "/somewhere/else"]])
+def test_format_unconfirmed_touches_nothing(
+    admin: Shell, uri: str, path: Path, confirm: list[str]
+) -> None:
+    path.write_bytes(b"precious" * 4096)
+    before = path.read_bytes()
+    code, document = admin.json("format", uri, "--force", *confirm)
+    assert code == Exit.REFUSED
+    assert code_of(document) == "not-confirmed"
+    assert f"--confirm {path}" in document["problems"][0]["fix"]
+    assert path.read_bytes() == before
+
+
+def test_format_does_not_create_what_was_not_confirmed(admin: Shell, uri: str, path: Path) -> None:
+    assert admin("format", uri) == Exit.REFUSED
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["no-such-verb"],
+        ["info"],
+        ["format", "file:///x", "--segment-size", "7 apples"],
+        ["list-keys", "ram://", "--limit", "many"],
+    ],
+)
+def test_wrong_usage(admin: Shell, words: list[str]) -> None:
+    code, document = admin.json(*words)
+    assert code == Exit.USAGE
+    assert document["problems"][0]["detail"]
+
+
+def test_a_ram_device_is_not_formatted(admin: Shell) -> None:
+    code, document = admin.json("format", "ram://?size=64MiB", "--confirm", "ram")
+    assert (code, code_of(document)) == (Exit.REFUSED, "identity-unknown")
+
+
+def test_problems_go_to_stderr(admin: Shell, path: Path) -> None:
+    assert admin("info", f"file://{path}") != 0
+    assert admin.out == ""
+    assert admin.err.startswith("hifc-admin: error: ")
+
+
+# ---- the identity and use of devices, against fake trees
+
+
+@pytest.fixture
+def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[target.Target, Path]:
+    """A pretended NVMe namespace /dev/nvme7n2 and the root of a sysfs that describes it."""
+    block = tmp_path / "sys/class/block/nvme7n2"
+    (block / "device").mkdir(parents=True)
+    (block / "holders").mkdir()
+    (block / "device/serial").write_text("S5GX  \n")
+    (block / "nsid").write_text("2\n")
+    monkeypatch.setattr(target.Target, "is_block_device", True)
+    monkeypatch.setattr(target, "_refuse_if_held", lambda *_: None)
+    return target.parse("file:///dev/nvme7n2"), tmp_path
+
+
+def test_a_drive_is_confirmed_by_serial_and_nsid(drive: tuple[target.Target, Path]) -> None:
+    device, sysroot = drive
+    assert target.confirm_id(device, sysroot) == "S5GX/2"
+    target.refuse_if_in_use(device, sysroot)
+
+
+def test_a_fabrics_namespace_is_confirmed_by_nqn_and_nsid() -> None:
+    device = target.parse("spdk+tcp://127.0.0.1:4420/nqn.2024-01.org.hifc:kv?ns=3")
+    assert target.confirm_id(device) == "nqn.2024-01.org.hifc:kv/3"
+
+
+def test_a_drive_below_a_volume_is_refused(drive: tuple[target.Target, Path]) -> None:
+    device, sysroot = drive
+    part = sysroot / "sys/class/block/nvme7n2/nvme7n2p1/holders"
+    part.mkdir(parents=True)
+    (part / "dm-0").touch()
+    with pytest.raises(Failure) as caught:
+        target.refuse_if_in_use(device, sysroot)
+    assert caught.value.exit is Exit.REFUSED
+    assert "nvme7n2p1 is part of dm-0" in caught.value.problem.detail
+
+
+def test_a_drive_that_cannot_be_checked_is_refused(drive: tuple[target.Target, Path]) -> None:
+    device, sysroot = drive
+    with pytest.raises(Failure) as caught:
+        target.refuse_if_in_use(device, sysroot / "empty")
+    assert caught.value.problem.code == "not-checked"
+
+
+# ---- the health log
+
+
+def smart_page() -> bytearray:
+    page = bytearray(512)
+    page[1:3] = (273 + 41).to_bytes(2, "little")
+    page[3:6] = bytes([100, 10, 3])
+    page[32:48] = (7).to_bytes(16, "little")
+    page[48:64] = (2**64 + 5).to_bytes(16, "little")
+    page[144:160] = (9).to_bytes(16, "little")
+    page[200:204] = (273 + 44).to_bytes(2, "little") + bytes(2)
+    return page
+
+
+def test_health_log_fields() -> None:
+    log = smart_log.decode(bytes(smart_page()))
+    assert log.temperature_celsius == 41
+    assert (log.available_spare_percent, log.available_spare_threshold_percent) == (100, 10)
+    assert log.percentage_used == 3
+    assert log.data_read_bytes == 7 * 512_000
+    assert log.data_written_bytes == (2**64 + 5) * 512_000
+    assert log.unsafe_shutdowns == 9
+    assert log.temperature_sensors_celsius == (44, *[None] * 7)
+    assert log.critical_warnings == ()
+    assert smart_log.problems("drive", log) == []
+
+
+def test_health_log_warnings() -> None:
+    page = smart_page()
+    page[0] = 0b1011
+    page[5] = 93
+    page[160] = 2
+    log = smart_log.decode(bytes(page))
+    assert log.critical_warnings == ("spare-low", "temperature", "read-only")
+    found = [problem.code for problem in smart_log.problems("drive", log)]
+    assert found == ["spare-low", "read-only", "temperature", "worn", "media-errors"]
+
+
+def test_health_log_of_a_wrong_size() -> None:
+    with pytest.raises(ValueError, match="511"):
+        smart_log.decode(bytes(511))
+
+
+# ---- text
+
+
+def test_table_aligns() -> None:
+    assert text.table(("name", "n"), [("a", 1), ("longer", 23)]) == [
+        "name    n",
+        "a        1",
+        "longer  23",
+    ]
+
+
+def test_bugs_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: argparse.Namespace) -> None:
+        raise AssertionError("a bug")
+
+    monkeypatch.setattr("hifc_admin.namespace_verbs.info", broken)
+    with pytest.raises(AssertionError):
+        main(["info", "ram://"])
+
+
+def test_sizes_for_people() -> None:
+    assert [text.size(n) for n in (0, 1023, 1536, 64 << 20)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "64 MiB",
+    ]

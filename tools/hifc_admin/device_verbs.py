@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs on a device below its namespace: smart."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+from hifc.namespace import Namespace
+from hifc_admin import smart_log, text
+from hifc_admin.parsing import Verbs, add_verb
+from hifc_admin.result import Result
+
+
+def register(verbs: Verbs) -> None:
+    parser = add_verb(
+        verbs,
+        "smart",
+        smart,
+        "show the health log of the drive under a namespace",
+        "hifc-admin smart 'spdk+tcp://192.0.2.1:4420/nqn.2024-01.org.example:kv?ns=1'",
+    )
+    parser.add_argument("uri", metavar="URI")
+
+
+def smart(arguments: argparse.Namespace) -> Result:
+    with Namespace.open(arguments.uri, read_only=True) as namespace:
+        log = smart_log.decode(namespace.health().raw)
+    data = {"uri": arguments.uri, **dataclasses.asdict(log)}
+    rows = [(name, _shown(name, value)) for name, value in data.items()]
+    return Result(data, text.pairs(rows), smart_log.problems(arguments.uri, log))
+
+
+def _shown(name: str, value: object) -> object:
+    if name.endswith("_bytes") and isinstance(value, int):
+        return f"{text.size(value)} ({value})"
+    if isinstance(value, tuple):
+        return ", ".join(str(item) for item in value if item is not None) or "none"
+    return value

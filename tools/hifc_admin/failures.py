@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which exit code and which problem an error of HiFC or of the system becomes."""
+
+from __future__ import annotations
+
+import errno
+
+from hifc import errors
+from hifc_admin.result import Exit, Failure, Problem
+
+# The first class that fits counts, so special ones come first.
+_CODES: tuple[tuple[type[Exception], str, Exit], ...] = (
+    (errors.NotPermitted, "not-permitted", Exit.PREREQUISITE),
+    (errors.LibraryError, "library", Exit.PREREQUISITE),
+    (errors.NotSupported, "not-supported", Exit.PREREQUISITE),
+    (errors.DeviceBusy, "in-use", Exit.REFUSED),
+    (errors.ConfigError, "bad-argument", Exit.USAGE),
+    (errors.CorruptionError, "corrupt", Exit.FAILED),
+    (errors.FormatError, "no-namespace", Exit.FAILED),
+    (errors.DeviceError, "device", Exit.FAILED),
+    (errors.HiFCError, "failed", Exit.FAILED),
+    (PermissionError, "not-permitted", Exit.PREREQUISITE),
+    (OSError, "system", Exit.FAILED),
+)
+
+
+def failure_of(error: Exception, subject: str) -> Failure:
+    """The Failure for an exception out of the hifc package or the operating system."""
+    if isinstance(error, errors.HiFCError) and error.code == -errno.EEXIST:
+        fix = "if nothing there is needed any more, repeat with --force"
+        return Failure(Exit.REFUSED, Problem("occupied", subject, str(error), fix=fix))
+    if isinstance(error, errors.HiFCError) and error.code == -errno.ENOENT:
+        return Failure(Exit.FAILED, Problem("not-found", subject, str(error)))
+    for kind, code, exit_code in _CODES:
+        if isinstance(error, kind):
+            return Failure(exit_code, Problem(code, subject, str(error), fix=_fix(error, subject)))
+    raise error
+
+
+def _fix(error: Exception, subject: str) -> str:
+    if isinstance(error, errors.NotPermitted):
+        return error.fix
+    if isinstance(error, errors.DeviceBusy):
+        owner = f" (process {', '.join(map(str, error.holders))})" if error.holders else ""
+        return f"ask the process that owns it{owner}: hifc-admin stats {subject}, or stop it first"
+    return ""

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a verb hands back, and the two forms in which it is shown: text and one JSON object.
+
+The JSON object is an interface: {"schema": "hifc-admin.VERB.1", "ok", "data", "problems"}. A change
+that takes something away or gives it another meaning raises the schema's number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+SCHEMA_VERSION = 1
+
+
+class Exit(enum.IntEnum):
+    """Exit codes of hifc-admin, the same for every verb."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    REFUSED = 3  # by a safety check: nothing was touched
+    PARTLY = 4  # partly done, or done and not verified
+    PREREQUISITE = 5  # a privilege or something this needs is missing
+
+
+class Severity(enum.StrEnum):
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Something the user should know: `code` for programs, the rest for people."""
+
+    code: str
+    subject: str  # the device, file or option it is about
+    detail: str
+    evidence: str = ""  # what was seen, and where
+    fix: str = ""  # a command or an action
+    severity: Severity = Severity.ERROR
+
+
+@dataclasses.dataclass
+class Result:
+    """`data` is what --json shows, `lines` the same for people."""
+
+    data: dict[str, Any]
+    lines: Iterable[str] = ()
+    problems: list[Problem] = dataclasses.field(default_factory=list)
+    exit: Exit = Exit.DONE
+
+
+class Failure(Exception):
+    """Ends a verb with a problem and an exit code."""
+
+    def __init__(self, exit_code: Exit, problem: Problem) -> None:
+        super().__init__(problem.detail)
+        self.exit = exit_code
+        self.problem = problem
+
+    def result(self) -> Result:
+        return Result(data={}, problems=[self.problem], exit=self.exit)
+
+
+def show_json(verb: str, result: Result, out: TextIO) -> None:
+    document = {
+        "schema": f"hifc-admin.{verb}.{SCHEMA_VERSION}",
+        "ok": result.exit is Exit.DONE,
+        "data": result.data,
+        "problems": [dataclasses.asdict(problem) for problem in result.problems],
+    }
+    json.dump(document, out, indent=2)
+    out.write("\n")
+
+
+def show_text(result: Result, out: TextIO, err: TextIO) -> None:
+    """The result on `out`, problems on `err`."""
+    for line in result.lines:
+        out.write(f"{line}\n")
+    for problem in result.problems:
+        err.write(f"hifc-admin: {problem.severity}: {problem.subject}: {problem.detail}\n")
+        if problem.evidence:
+            err.write(f"  seen: {problem.evidence}\n")
+        if problem.fix:
+            err.write(f"  fix:  {problem.fix}\n")

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a URI names on this machine, the ID that `--confirm` must repeat, and whether it is in use.
+
+Nothing here writes. "Could not check" counts as in use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from hifc_admin.result import Exit, Failure, Problem
+
+FABRICS = ("spdk+tcp", "spdk+rdma")
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A parsed device URI: scheme://name?parameters."""
+
+    uri: str
+    scheme: str
+    name: str
+    parameters: dict[str, str]
+
+    @property
+    def path(self) -> Path | None:
+        """The file or block device, symbolic links resolved; None for other devices."""
+        return Path(self.name).resolve() if self.scheme == "file" else None
+
+    @property
+    def is_block_device(self) -> bool:
+        path = self.path
+        return path is not None and path.exists() and stat.S_ISBLK(path.stat().st_mode)
+
+
+def parse(uri: str) -> Target:
+    """Splits a URI; whether the driver knows its scheme is the driver's to say."""
+    scheme, separator, rest = uri.partition("://")
+    if not separator or not scheme or not rest:
+        fix = "write file:///path?size=8GiB, spdk+tcp://ADDR:PORT/NQN?ns=1 or spdk://BDF?ns=1"
+        problem = Problem("bad-uri", uri, "this is no device URI", fix=fix)
+        raise Failure(Exit.USAGE, problem)
+    name, _, query = rest.partition("?")
+    return Target(uri, scheme, name, dict(parse_qsl(query, keep_blank_values=True)))
+
+
+def confirm_id(target: Target, sysroot: Path = Path("/")) -> str:
+    """What names the medium itself and not just the way to it, for --confirm.
+
+    A file: its path. An NVMe block device: serial/nsid, since all namespaces of a drive share the
+    serial. Fabrics: NQN/nsid. Raises Failure where the identity cannot be told.
+    """
+    if target.scheme in FABRICS:
+        _, _, nqn = target.name.partition("/")
+        return f"{nqn}/{target.parameters.get('ns', '1')}"
+    path = target.path
+    if path is None:
+        # A drive that left the kernel shows its serial to its driver only.
+        detail = "the identity of a device of this kind cannot be read yet: it is not formatted"
+        fix = "format it as file:///dev/nvmeXnY while the kernel drives it, or over spdk+tcp"
+        raise Failure(Exit.REFUSED, Problem("identity-unknown", target.uri, detail, fix=fix))
+    if not target.is_block_device:
+        return str(path)
+    block = sysroot / "sys/class/block" / path.name
+    serial, nsid = _read(block / "device/serial"), _read(block / "nsid")
+    return f"{serial}/{nsid}" if serial and nsid else str(path)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def refuse_if_in_use(target: Target, sysroot: Path = Path("/")) -> None:
+    """Raises Failure if a block device, a partition of it or what is built on them is in use."""
+    path = target.path
+    if path is None or not target.is_block_device:
+        return
+    block = sysroot / "sys/class/block" / path.name
+    if not block.is_dir():
+        _refuse(target, "not-checked", f"{block} is missing, so its use cannot be checked", "")
+    for part in [block, *sorted(block.glob(f"{path.name}*"))]:
+        holders = sorted(p.name for p in (part / "holders").glob("*"))
+        if holders:
+            _refuse(
+                target, "in-use", f"{part.name} is part of {', '.join(holders)}", f"{part}/holders"
+            )
+        _refuse_if_held(target, path.parent / part.name)
+
+
+def _refuse_if_held(target: Target, node: Path) -> None:
+    # The kernel grants O_EXCL on a block device only while nothing is mounted or built on it.
+    try:
+        os.close(os.open(node, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
+    except OSError as error:
+        _refuse(target, "in-use", f"{node} could not be opened for this process alone", str(error))
+
+
+def _refuse(target: Target, code: str, detail: str, evidence: str) -> None:
+    fix = "unmount it, turn its swap off or take it out of its array; lsblk shows which"
+    raise Failure(Exit.REFUSED, Problem(code, target.uri, detail, evidence, fix))
