@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all Python tests share: options, markers, the record of which tests needed SPDK, a target."""
+"""What all Python tests share: options, markers, the count of tests that need SPDK, a target."""
 
 from __future__ import annotations
 
