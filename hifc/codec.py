@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors to bytes and back, exactly: float32, float16, bfloat16 and the quantised 8-bit kinds.
+
+An encoded tensor is its payload followed by a trailer of 128 bytes with dtype, shape and
+compression, so that the payload begins on the page of its buffer and moves by DMA.
+
+    0    magic "HIFCTENS"          24   ndim u32
+    8    version u32               28   reserved u32
+    12   dtype code u32            32   payload bytes u64, as stored
+    16   compression code u32      40   raw bytes u64
+    20   flags u32 (1: torch)      48   shape, 10 x u64
+
+Numpy knows no bfloat16: such data is an array of uint16 with dtype="bfloat16".
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hifc.errors import ConfigError, FormatError, InvalidRequest
+from hifc.memory import ByteArray, Memory, memory_of
+
+TRAILER_BYTES = 128
+_MAGIC = b"HIFCTENS"
+_VERSION = 1
+_HEAD = struct.Struct("<8sIIIIIIQQ10Q")
+_DIMENSIONS_MAX = 10
+_TORCH = 1
+assert _HEAD.size == TRAILER_BYTES
+
+
+@dataclass(frozen=True)
+class TypeHandler:
+    """How one dtype is stored. `array_dtype`: what numpy holds it in."""
+
+    name: str
+    code: int
+    array_dtype: np.dtype[Any]
+
+
+_HANDLERS = (
+    TypeHandler("float32", 1, np.dtype("<f4")),
+    TypeHandler("float16", 2, np.dtype("<f2")),
+    TypeHandler("bfloat16", 3, np.dtype("<u2")),
+    TypeHandler("int8", 4, np.dtype("i1")),
+    TypeHandler("uint8", 5, np.dtype("u1")),
+)
+HANDLERS = {handler.name: handler for handler in _HANDLERS}
+_BY_CODE = {handler.code: handler for handler in _HANDLERS}
+
+
+# ---- compression
+
+
+@dataclass(frozen=True)
+class Compression:
+    """A way to compress payloads."""
+
+    name: str
+    code: int
+    compress: Callable[[Any, int], bytes]
+    decompress: Callable[[Any, int], bytes]
+
+
+def _module(name: str, package: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ConfigError(
+            f"compression_algorithm: {package} is not installed; `pip install {package}`, or use "
+            "zlib, or enable_compression: false"
+        ) from None
+
+
+def _zlib() -> Compression:
+    return Compression(
+        "zlib",
+        1,
+        lambda data, level: zlib.compress(data, min(level, 9)),
+        lambda data, size: zlib.decompress(data, bufsize=size),
+    )
+
+
+def _zstd() -> Compression:
+    zstandard = _module("zstandard", "zstandard")
+    return Compression(
+        "zstd",
+        2,
+        lambda data, level: zstandard.ZstdCompressor(level=level).compress(data),
+        lambda data, size: zstandard.ZstdDecompressor().decompress(data, max_output_size=size),
+    )
+
+
+def _lz4() -> Compression:
+    block = _module("lz4.block", "lz4")
+    return Compression(
+        "lz4",
+        3,
+        lambda data, level: block.compress(data, store_size=False),
+        lambda data, size: block.decompress(data, uncompressed_size=size),
+    )
+
+
+_COMPRESSIONS: dict[str, tuple[int, Callable[[], Compression]]] = {
+    "zlib": (1, _zlib),
+    "zstd": (2, _zstd),
+    "lz4": (3, _lz4),
+}
+
+
+def compression(name: str) -> Compression:
+    """By name. ConfigError: unknown, or its package is not installed (and which one)."""
+    if name not in _COMPRESSIONS:
+        raise ConfigError(f"compression {name!r} is none of {', '.join(_COMPRESSIONS)}")
+    return _COMPRESSIONS[name][1]()
+
+
+def _compression_by_code(code: int) -> Compression:
+    for known, make in _COMPRESSIONS.values():
+        if known == code:
+            return make()
+    raise FormatError(f"a tensor is compressed in way {code}, which this version does not know")
+
+
+# ---- tensors
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a trailer tells."""
+
+    handler: TypeHandler
+    shape: tuple[int, ...]
+    payload_bytes: int
+    raw_bytes: int
+    compression_code: int
+    torch: bool
+
+
+def _is_torch(tensor: Any) -> bool:
+    return hasattr(tensor, "data_ptr") and hasattr(tensor, "element_size")
+
+
+def describe(tensor: Any, dtype: str | None = None) -> TensorInfo:
+    """What will be stored for a numpy array or a torch tensor on the CPU, uncompressed.
+
+    dtype: "bfloat16" for a uint16 array that holds bfloat16.
+    """
+    if _is_torch(tensor):
+        name = str(tensor.dtype).removeprefix("torch.")
+    elif isinstance(tensor, np.ndarray):
+        name = tensor.dtype.name
+        if dtype == "bfloat16" and tensor.dtype == np.uint16:
+            name = "bfloat16"
+    else:
+        raise InvalidRequest(
+            f"{type(tensor).__name__} is no tensor: give a numpy array or a torch tensor"
+        )
+    if name not in HANDLERS or (dtype is not None and dtype != name):
+        wanted = f" as {dtype}" if dtype is not None else ""
+        raise InvalidRequest(
+            f"a tensor of {name}{wanted} cannot be stored: {', '.join(HANDLERS)} can "
+            '(bfloat16 in numpy: uint16 with dtype="bfloat16")'
+        )
+    shape = tuple(int(size) for size in tensor.shape)
+    if len(shape) > _DIMENSIONS_MAX:
+        raise InvalidRequest(f"a tensor has {len(shape)} dimensions, at most {_DIMENSIONS_MAX} fit")
+    handler = HANDLERS[name]
+    raw = int(np.prod(shape, dtype=np.int64)) * handler.array_dtype.itemsize
+    return TensorInfo(handler, shape, raw, raw, 0, _is_torch(tensor))
+
+
+def encoded_size(info: TensorInfo) -> int:
+    """Bytes of payload and trailer."""
+    return info.payload_bytes + TRAILER_BYTES
+
+
+def encode_into(tensor: Any, info: TensorInfo, out: ByteArray) -> None:
+    """Writes payload and trailer to out, of shape (encoded_size(info),), with one copy."""
+    source = _contiguous(tensor)
+    out[: info.raw_bytes] = source.array(info.raw_bytes)
+    out[info.raw_bytes :] = np.frombuffer(_trailer(info), dtype=np.uint8)
+
+
+def compress(
+    tensor: Any, info: TensorInfo, way: Compression, level: int
+) -> tuple[TensorInfo, bytes] | None:
+    """Payload and trailer in one, or None where compression does not make it smaller."""
+    payload = way.compress(_contiguous(tensor).array(info.raw_bytes).data, level)
+    if len(payload) >= info.raw_bytes:
+        return None
+    smaller = TensorInfo(
+        info.handler, info.shape, len(payload), info.raw_bytes, way.code, info.torch
+    )
+    return smaller, payload + _trailer(smaller)
+
+
+def _contiguous(tensor: Any) -> Memory:
+    if _is_torch(tensor):
+        return memory_of(tensor.detach().contiguous())
+    return memory_of(np.ascontiguousarray(tensor))
+
+
+def _trailer(info: TensorInfo) -> bytes:
+    shape = info.shape + (0,) * (_DIMENSIONS_MAX - len(info.shape))
+    return _HEAD.pack(
+        _MAGIC,
+        _VERSION,
+        info.handler.code,
+        info.compression_code,
+        _TORCH if info.torch else 0,
+        len(info.shape),
+        0,
+        info.payload_bytes,
+        info.raw_bytes,
+        *shape,
+    )
+
+
+def inspect(data: ByteArray) -> TensorInfo:
+    """Reads the trailer of an encoded tensor. FormatError: it is none."""
+    if data.size < TRAILER_BYTES:
+        raise FormatError(f"{data.size} bytes are no stored tensor")
+    fields = _HEAD.unpack(data[-TRAILER_BYTES:].tobytes())
+    magic, version, code, way, flags, dimensions, _, payload, raw = fields[:9]
+    if magic != _MAGIC:
+        raise FormatError("these bytes were not stored as a tensor: read them with Namespace.get")
+    if version != _VERSION or code not in _BY_CODE or dimensions > _DIMENSIONS_MAX:
+        raise FormatError(
+            f"a stored tensor has version {version}, dtype code {code} and {dimensions} "
+            "dimensions: it was written by a newer HiFC"
+        )
+    info = TensorInfo(
+        _BY_CODE[code], fields[9 : 9 + dimensions], payload, raw, way, flags == _TORCH
+    )
+    expected = int(np.prod(info.shape, dtype=np.int64)) * info.handler.array_dtype.itemsize
+    if payload + TRAILER_BYTES != data.size or raw != expected:
+        raise FormatError(f"a stored tensor of shape {info.shape} has the wrong length")
+    return info
+
+
+def decode(data: ByteArray) -> Any:
+    """The tensor, in memory of its own: torch if it was stored from torch, otherwise numpy."""
+    info = inspect(data)
+    payload = data[: info.payload_bytes]
+    if info.compression_code:
+        way = _compression_by_code(info.compression_code)
+        plain = way.decompress(payload.tobytes(), info.raw_bytes)
+        if len(plain) != info.raw_bytes:
+            raise FormatError(f"a stored tensor decompressed to {len(plain)} bytes")
+        flat = np.frombuffer(bytearray(plain), dtype=np.uint8)
+    else:
+        flat = payload.copy()
+    array: npt.NDArray[Any] = flat.view(info.handler.array_dtype).reshape(info.shape)
+    return _to_torch(array, info) if info.torch else array
+
+
+def _to_torch(array: npt.NDArray[Any], info: TensorInfo) -> Any:
+    torch = sys.modules.get("torch") or _torch()
+    if info.handler.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _torch() -> Any:
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        raise ConfigError(
+            "this block was stored from a torch tensor: `pip install hifc[torch]` to load it"
+        ) from None

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One frozen configuration: a table of settings, each with its check, its default and its meaning.
+
+Built from keywords, a mapping or YAML; unknown keys are refused with the nearest known one, and a
+value of the wrong kind with what is allowed. Sizes take a count of bytes or a text such as 64MiB.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hifc.errors import ConfigError
+from hifc.units import format_size, parse_size
+
+_Check = Callable[[str, object], Any]
+
+
+def _boolean(name: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    hint = " (without quotes)" if isinstance(value, str) else ""
+    raise ConfigError(f"{name}: {value!r} is no boolean; write true or false{hint}")
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise ConfigError(f"{name}: {value!r} is no text")
+
+
+def _size(name: str, value: object) -> int:
+    return parse_size(value, name)
+
+
+def _count(least: int, most: int) -> _Check:
+    def check(name: str, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ConfigError(f"{name}: {value!r} is no whole number from {least} to {most}")
+        return value
+
+    return check
+
+
+def _number(least: float, most: float) -> _Check:
+    def check(name: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{name}: {value!r} is no number from {least} to {most}")
+        if not least <= value <= most:
+            raise ConfigError(f"{name}: {value!r} is not from {least} to {most}")
+        return float(value)
+
+    return check
+
+
+def _choice(*allowed: str) -> _Check:
+    def check(name: str, value: object) -> str:
+        if value in allowed:
+            return str(value)
+        off = " (YAML reads a bare off or no as false: quote it)" if value is False else ""
+        raise ConfigError(f"{name}: {value!r} is none of {', '.join(allowed)}{off}")
+
+    return check
+
+
+def _hex(name: str, value: object) -> str:
+    text = _text(name, value)
+    try:
+        length = len(bytes.fromhex(text))
+    except ValueError:
+        raise ConfigError(f"{name}: {text!r} is not hexadecimal") from None
+    if length > 64:
+        raise ConfigError(f"{name}: {length} bytes, at most 64 fit")
+    return text
+
+
+def _setting(default: Any, check: _Check, *, size: bool = False, key: str = "") -> Any:
+    return dataclasses.field(default=default, metadata={"check": check, "size": size, "key": key})
+
+
+MiB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of HiFC. `Config.load` takes a Config, a mapping or the path of a YAML file."""
+
+    # ---- device and namespace
+    device: str = _setting("", _text)  # URI, e.g. file:///var/lib/hifc/kv?size=8GiB
+    format: str = _setting("never", _choice("never", "if_missing", "always"))
+    segment_size: int = _setting(0, _size, size=True)  # at format; 0: chosen by device size
+    label: str = _setting("", _text)
+    read_only: bool = _setting(False, _boolean)
+    drive: str = _setting("reactor", _choice("reactor", "inline"))
+    pool_size: int = _setting(64 * MiB, _size, size=True)  # buffer pool
+    queue_depth: int = _setting(128, _count(1, 65535))
+    requests_max: int = _setting(8192, _count(1, 1 << 20))
+    batch_inflight: int = _setting(2, _count(1, 64))
+    batch_size_max: int = _setting(8 * MiB, _size, size=True)
+    index_entries_max: int = _setting(0, _count(0, 1 << 32))  # 0: by capacity
+    command_timeout_ms: int = _setting(30000, _count(1, 3_600_000))
+    spin_us: int = _setting(50, _count(0, 1_000_000))
+    owner_socket: bool = _setting(True, _boolean)
+    # ---- what is written
+    admission: str = _setting("always", _choice("always", "second_use", "budget"))
+    write_budget_per_day: int = _setting(0, _size, size=True)  # admission: budget
+    reinsert_percent: int = _setting(5, _count(0, 100))  # of accepted bytes
+    enable_compression: bool = _setting(False, _boolean)
+    compression_algorithm: str = _setting("zlib", _choice("zlib", "zstd", "lz4"))
+    compression_level: int = _setting(1, _count(0, 22))
+    # ---- what stays in memory
+    memory_budget: int = _setting(256 * MiB, _size, size=True)  # of resident blocks
+    memory_reserved: int = _setting(0, _size, size=True)  # part of the budget that stays free
+    host_tier_bytes: int = _setting(0, _size, size=True)  # tier before flash; 0: off
+    hot_ratio: float = _setting(0.30, _number(0.0, 1.0))  # where it starts
+    hot_ratio_min: float = _setting(0.05, _number(0.0, 1.0))
+    hot_ratio_max: float = _setting(0.95, _number(0.0, 1.0))
+    hit_rate_target: float = _setting(0.90, _number(0.0, 1.0))
+    watermark: float = _setting(0.15, _number(0.0, 1.0))  # free memory below it starts offload
+    policy: str = _setting("hifc", _choice("hifc", "lru"))
+    decay_lambda: float = _setting(0.1, _number(0.0, 1e6), key="lambda")  # 1/s
+    # ---- how it moves
+    swap_batch_size: int = _setting(8, _count(1, 1024))  # blocks that move together
+    swap_buffer_size: int = _setting(32 * MiB, _size, size=True)  # pool memory for moves
+    prefetch_degree: int = _setting(2, _count(0, 1024))  # blocks, or layers, ahead
+    prefetch_window: int = _setting(3, _count(2, 64))
+    staging: str = _setting("auto", _choice("auto", "gpu", "pinned", "host"))
+    # ---- blocks and models
+    block_tokens: int = _setting(256, _count(1, 65536))
+    resident_ratio: float = _setting(0.25, _number(0.0, 1.0))  # transformers: of all KV
+    staging_layers: int = _setting(2, _count(2, 64))  # transformers: rotating layers
+    save_prefix: bool = _setting(False, _boolean)  # transformers: keep prefixes for reuse
+    salt: str = _setting("", _hex)  # of this tenant's keys, hexadecimal
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = field.metadata["check"](_key(field), getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+        self._relations()
+
+    def _relations(self) -> None:
+        if not self.hot_ratio_min <= self.hot_ratio <= self.hot_ratio_max:
+            raise ConfigError(
+                f"hot_ratio: {self.hot_ratio} is not between hot_ratio_min {self.hot_ratio_min} "
+                f"and hot_ratio_max {self.hot_ratio_max}"
+            )
+        if self.memory_reserved >= self.memory_budget:
+            raise ConfigError(
+                f"memory_reserved: {format_size(self.memory_reserved)} leaves nothing of "
+                f"memory_budget {format_size(self.memory_budget)}"
+            )
+        if self.admission == "budget" and self.write_budget_per_day == 0:
+            raise ConfigError("write_budget_per_day: admission budget needs one, e.g. 500GiB")
+        if self.segment_size and self.segment_size & (self.segment_size - 1):
+            raise ConfigError(
+                f"segment_size: {self.segment_size} is no power of two from 256KiB to 256MiB"
+            )
+
+    # ---- in
+
+    @classmethod
+    def load(cls, source: Config | Mapping[str, Any] | str | Path) -> Config:
+        """A Config as it is, a mapping, or the path of a YAML file."""
+        if isinstance(source, Config):
+            return source
+        if isinstance(source, Mapping):
+            return cls.from_mapping(source)
+        if isinstance(source, str | Path):
+            return cls.from_file(source)
+        raise ConfigError(
+            f"a configuration is a mapping or the path of a YAML file, not {type(source).__name__}"
+        )
+
+    @classmethod
+    def from_mapping(cls, settings: Mapping[str, Any]) -> Config:
+        """From settings by name. ConfigError: an unknown name or a bad value."""
+        names = {_key(field): field.name for field in dataclasses.fields(cls)}
+        values: dict[str, Any] = {}
+        for name, value in settings.items():
+            if name not in names:
+                near = difflib.get_close_matches(str(name), names, 1, 0.5)
+                hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
+                raise ConfigError(f"unknown setting {name!r}; {hint}")
+            values[names[name]] = value
+        return cls(**values)
+
+    @classmethod
+    def from_yaml(cls, text: str, where: str = "configuration") -> Config:
+        """From the text of a YAML mapping; an empty text is all defaults."""
+        try:
+            settings = yaml.load(text, Loader=_StrictLoader)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{where}: not YAML: {error}") from error
+        if settings is None:
+            settings = {}
+        if not isinstance(settings, dict):
+            raise ConfigError(f"{where}: a mapping of settings is wanted, e.g. `pool_size: 64MiB`")
+        try:
+            return cls.from_mapping(settings)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Config:
+        """From a YAML file."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        return cls.from_yaml(text, str(path))
+
+    # ---- out
+
+    def to_mapping(self) -> dict[str, Any]:
+        """All settings by name; sizes as texts."""
+        return {
+            _key(field): format_size(value) if field.metadata["size"] else value
+            for field in dataclasses.fields(self)
+            for value in (getattr(self, field.name),)
+        }
+
+    def to_yaml(self) -> str:
+        """A YAML text that from_yaml reads back to an equal configuration."""
+        return yaml.safe_dump(self.to_mapping(), sort_keys=False)
+
+    def replace(self, **changes: Any) -> Config:
+        """A copy with some settings changed, checked again."""
+        return dataclasses.replace(self, **changes)
+
+
+def _key(field: dataclasses.Field[Any]) -> str:
+    return str(field.metadata["key"] or field.name)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """A safe loader that refuses a key given twice, which YAML would silently overwrite."""
+
+
+def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    pairs = loader.construct_pairs(node, deep=True)
+    result: dict[Any, Any] = {}
+    for name, value in pairs:
+        if name in result:
+            raise ConfigError(f"setting {name!r} is given twice")
+        result[name] = value
+    return result
+
+
+_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)

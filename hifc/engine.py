@@ -1,0 +1,550 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HiFC: the facade that a script holds. KV blocks go in, stay in memory while they are hot, leave
+for flash together when they are not, and come back exact.
+
+A stored tensor is copied once, into pool memory, from where the device reads it; a loaded one is
+copied once, out of it. Resident blocks never exceed `memory_budget - memory_reserved`; once less
+than the watermark of that is free, `swap_batch_size` blocks at a time leave with one submission.
+Thread-safe: one lock, never held across an I/O of a prefetch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from hifc import codec
+from hifc import policy as policies
+from hifc.blocks import BlockTable, KVBlock
+from hifc.classifier import HotColdClassifier
+from hifc.config import Config
+from hifc.errors import (
+    BackPressure,
+    BufferExhausted,
+    ClosedError,
+    ConfigError,
+    FormatError,
+    InvalidRequest,
+    NoSpace,
+)
+from hifc.memory import ByteArray
+from hifc.metrics import Metrics
+from hifc.namespace import Namespace
+from hifc.policy import HiFCPolicy
+from hifc.prefetch import HiFCPrefetcher
+from hifc.request import Answer, BlockClass, class_of, key_bytes
+from hifc.ticket import Ticket
+from hifc.units import format_size
+
+# A batch that leaves memory is tried again this often where queues or device answer Retry.
+SWAP_OUT_TRIES = 8
+# Reuse blocks that left memory are remembered for their heat, the last so many of them.
+ABSENT_MAX = 65536
+
+
+class HiFC:
+    """Opens the namespace that the configuration names and keeps KV blocks in it and in memory.
+
+    config: a Config, a mapping, or the path of a YAML file. policy: what decides which blocks
+    leave memory; by default the one that the configuration names.
+    """
+
+    def __init__(
+        self,
+        config: Config | Mapping[str, Any] | str | Path,
+        policy: HiFCPolicy | None = None,
+    ) -> None:
+        self.config = Config.load(config)
+        self.policy = policy or policies.make_policy(self.config.policy, self.config.decay_lambda)
+        self.classifier = HotColdClassifier(
+            hot_ratio=self.config.hot_ratio,
+            hot_ratio_min=self.config.hot_ratio_min,
+            hot_ratio_max=self.config.hot_ratio_max,
+            hit_rate_target=self.config.hit_rate_target,
+            watermark=self.config.watermark,
+        )
+        self.metrics = Metrics()
+        self.blocks = BlockTable()
+        self.prefetcher: HiFCPrefetcher | None = None
+        self._compression = (
+            codec.compression(self.config.compression_algorithm)
+            if self.config.enable_compression
+            else None
+        )
+        self._lock = threading.RLock()
+        self._prefetches: dict[bytes, tuple[Ticket, int, ByteArray]] = {}
+        self._prefetched: set[bytes] = set()
+        self._pending_bytes = 0  # of prefetches under way
+        self._absent: dict[bytes, None] = {}  # reuse blocks known and not resident, oldest first
+        self._limit_bytes = self.config.memory_budget - self.config.memory_reserved
+        self.namespace = open_namespace(self.config)
+        self._gauges()
+
+    # ---- blocks in and out
+
+    def store(
+        self,
+        key: Any,
+        tensor: Any,
+        *,
+        cls: str | BlockClass = "swap",
+        sequence: str | int | None = None,
+        depth: int = 0,
+        head: int = -1,
+        dtype: str | None = None,
+    ) -> None:
+        """Takes a copy of a KV block under key, in place of an earlier one.
+
+        tensor: numpy array or torch CPU tensor of float32, float16, bfloat16, int8 or uint8, of
+        any shape. sequence, depth and head tell the policy where the block belongs. May move
+        other blocks to flash. NoSpace: the device is full, and nothing was taken.
+        """
+        name = key_bytes(key)
+        kind = BlockClass(class_of(cls)).name.lower()
+        info = codec.describe(tensor, dtype)
+        with self._lock:
+            memory = self._encode(tensor, info)
+            self._replace(name)
+            block = KVBlock(
+                key=name,
+                size_bytes=memory.size,
+                sequence=sequence,
+                depth=depth,
+                head=head,
+                cls=kind,
+                resident=True,
+                memory=memory,
+            )
+            self.blocks.add(block)
+            self.policy.add(block)
+            self.metrics.add("store_count")
+            self._make_room(0)
+
+    def load(self, key: Any) -> Any | None:
+        """The tensor that was stored under key, in memory of its own, or None.
+
+        A block that is on flash comes back and is resident again.
+        """
+        name = key_bytes(key)
+        with self._lock:
+            self.metrics.add("total_access")
+            self._collect_prefetches()
+            self._await_prefetch(name)
+            block = self.blocks.get(name) or self._find(name)
+            if block is None:
+                self.metrics.add("miss")
+                return None
+            resident = block.resident
+            self.classifier.observe(resident)
+            if resident:
+                self.metrics.add("hit")
+                if name in self._prefetched:
+                    self._prefetched.discard(name)
+                    self.metrics.add("prefetch_hit")
+                self.policy.access(block)
+                return codec.decode(block.memory)
+            memory = self._bring_back(block)
+            if memory is None:
+                self._forget(block)
+                self.metrics.add("miss")
+                return None
+            self.policy.access(block)
+            return codec.decode(memory)
+
+    def delete(self, key: Any) -> bool:
+        """Forgets the block everywhere. True if it was there."""
+        name = key_bytes(key)
+        with self._lock:
+            self._await_prefetch(name)
+            block = self.blocks.get(name)
+            if block is not None:
+                self._forget(block)
+                if not block.on_flash:
+                    return True
+            return self.namespace.delete(name) or block is not None
+
+    def __contains__(self, key: Any) -> bool:
+        name = key_bytes(key)
+        with self._lock:
+            block = self.blocks.get(name)
+            return (block is not None and block.resident) or self.namespace.exists(name)
+
+    def prefetch(self, keys: Sequence[Any]) -> int:
+        """Starts to bring blocks back from flash ahead of their use; returns how many.
+
+        Takes as many as swap_buffer_size and the memory budget have room for.
+        """
+        with self._lock:
+            self._collect_prefetches()
+            room = min(
+                self._limit_bytes - self.blocks.resident_bytes - self._pending_bytes,
+                self.config.swap_buffer_size - self._pending_bytes,
+            )
+            wanted: list[KVBlock] = []
+            for key in keys:
+                name = key_bytes(key)
+                block = self.blocks.get(name) or self._find(name)
+                if block is None or block.resident or name in self._prefetches:
+                    continue
+                room -= block.size_bytes
+                if room < 0:
+                    break
+                wanted.append(block)
+            return self._start_prefetch(wanted)
+
+    def observe_attention(self, attn_weights: Any, keys: Sequence[Any]) -> int:
+        """Feeds the prefetcher with the attention of one step over the blocks named by keys, and
+        prefetches the prefetch_degree blocks that it expects next. Returns how many it started.
+
+        attn_weights: as HiFCPrefetcher.update takes it, with one column a block.
+        """
+        with self._lock:
+            if self.prefetcher is None:
+                heads = int(attn_weights.shape[0 if len(attn_weights.shape) == 2 else -3])
+                self.prefetcher = HiFCPrefetcher(heads, self.config.prefetch_window)
+            self.prefetcher.update(attn_weights)
+            expected = self.prefetcher.predict_blocks(self.config.prefetch_degree)
+            return self.prefetch([keys[index] for index in expected.tolist() if index < len(keys)])
+
+    def offload(self) -> int:
+        """Moves every resident block to flash; returns how many left memory."""
+        with self._lock:
+            count = 0
+            size = self.config.swap_batch_size
+            while batch := policies.coldest(self.policy, self.blocks.residents(), size):
+                self._swap_out(batch)
+                count += len(batch)
+            return count
+
+    def sync(self) -> None:
+        """What is resident and of class reuse goes to flash, too, and survives a crash."""
+        with self._lock:
+            self._write([b for b in self.blocks.residents() if b.cls == "reuse"])
+            self.namespace.sync()
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Writes resident blocks of class reuse, then closes the namespace. Idempotent."""
+        with self._lock:
+            if self.namespace.closed:
+                self.namespace.close()
+                return
+            try:
+                for name in list(self._prefetches):
+                    self._await_prefetch(name)
+                self._write([b for b in self.blocks.residents() if b.cls == "reuse"])
+            finally:
+                self.blocks = BlockTable()
+                self.namespace.close()
+
+    def __enter__(self) -> HiFC:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- memory
+
+    def _encode(self, tensor: Any, info: codec.TensorInfo) -> ByteArray:
+        """The encoded tensor in pool memory, room made for it."""
+        self.metrics.add("raw_bytes", info.raw_bytes)
+        if self._compression is not None:
+            smaller = codec.compress(tensor, info, self._compression, self.config.compression_level)
+            if smaller is not None:
+                data = smaller[1]
+                memory = self._room(len(data))
+                memory[:] = np.frombuffer(data, dtype=np.uint8)
+                self.metrics.add("stored_bytes", len(data))
+                return memory
+        memory = self._room(codec.encoded_size(info))
+        codec.encode_into(tensor, info, memory)
+        self.metrics.add("stored_bytes", memory.size)
+        return memory
+
+    def _room(self, size_bytes: int) -> ByteArray:
+        """Pool memory of that size within the budget; other blocks leave for it."""
+        if size_bytes > self._limit_bytes:
+            raise BufferExhausted(
+                f"a block of {format_size(size_bytes)} is larger than memory_budget less "
+                f"memory_reserved ({format_size(self._limit_bytes)}): raise memory_budget"
+            )
+        self._make_room(size_bytes)
+        while True:
+            try:
+                return self.namespace.buffer(size_bytes)
+            except BufferExhausted:  # fragmented, or prefetches hold it
+                if not self._give_up(self.config.swap_batch_size):
+                    raise
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Cold blocks leave until size_bytes fit, and at the watermark on their own."""
+        limit = self._limit_bytes
+        size_bytes += self._pending_bytes
+        while self.blocks.resident_bytes + size_bytes > limit:
+            if not self._give_up(self.config.swap_batch_size):
+                break
+        if self.classifier.should_offload(self.blocks.resident_bytes + size_bytes, limit):
+            self._give_up_cold()
+
+    def _give_up_cold(self) -> None:
+        """One batch of what the policy gives up by itself; none if it gives up none."""
+        resident = self.blocks.residents()
+        hot = self.classifier.hot_count(len(resident))
+        chosen = policies.victims(self.policy, resident, hot, self.config.swap_batch_size)
+        try:
+            self._swap_out(chosen)
+        except (NoSpace, BackPressure):  # early, so there is no need: they stay in memory
+            self.metrics.add("offload_failed")
+
+    def _give_up(self, limit: int) -> bool:
+        """A batch leaves memory, also against the policy's will. False: nothing is resident."""
+        resident = self.blocks.residents()
+        if not resident:
+            return False
+        hot = self.classifier.hot_count(len(resident))
+        chosen = policies.victims(self.policy, resident, hot, limit)
+        if not chosen:
+            chosen = policies.coldest(self.policy, resident, limit)
+            self.metrics.add("policy_overruled", len(chosen))
+        self._swap_out(chosen)
+        return True
+
+    # ---- to flash
+
+    def _swap_out(self, blocks: list[KVBlock]) -> None:
+        """All of them leave memory, with one submission of those that are not on flash yet."""
+        self.metrics.add("dropped_blocks", sum(block.on_flash for block in blocks))
+        self._write(blocks)
+        for block in blocks:
+            if block.key in self._prefetched:
+                self._prefetched.discard(block.key)
+                self.metrics.add("prefetch_wasted")
+            self.blocks.set_resident(block, None)
+            self.metrics.add("swap_out_blocks")
+            self.metrics.add("swap_out_bytes", block.size_bytes)
+            if not block.on_flash:  # admission declined it: it is gone
+                self._forget(block)
+            elif block.cls == "reuse":
+                self._absent[block.key] = None
+        while len(self._absent) > ABSENT_MAX:
+            oldest = self.blocks.get(next(iter(self._absent)))
+            assert oldest is not None
+            self._forget(oldest)
+
+    def _write(self, blocks: list[KVBlock]) -> None:
+        """Puts what is not on flash yet, one submission a class. Raises if one cannot be written;
+        all of them are still in memory then."""
+        for cls in ("swap", "reuse"):
+            left = [block for block in blocks if block.cls == cls and not block.on_flash]
+            for _ in range(SWAP_OUT_TRIES):
+                if not left:
+                    break
+                left = self._put(left, cls)
+            if left:
+                raise BackPressure(
+                    f"{len(left)} blocks were answered Retry {SWAP_OUT_TRIES} times on "
+                    f"{self.config.device}: fewer threads, or a larger requests_max"
+                )
+
+    def _put(self, blocks: list[KVBlock], cls: str) -> list[KVBlock]:
+        """One submission. Returns the blocks that were answered Retry."""
+        ticket = self.namespace.put_many(
+            [block.key for block in blocks], [block.memory for block in blocks], cls=cls
+        )
+        ticket.wait()
+        again: list[KVBlock] = []
+        full = False
+        for block, status in zip(blocks, ticket.answers.tolist(), strict=True):
+            if status in (Answer.OK, Answer.EXISTS):
+                block.on_flash = True
+            elif status == Answer.REJECTED:
+                self.metrics.add("rejected")
+            elif status in (Answer.RETRY, Answer.PENDING):
+                again.append(block)
+            elif status == Answer.NO_SPACE:
+                full = True
+        self.metrics.add("swap_batches")
+        ticket.raise_for_errors()
+        if full:
+            raise NoSpace(
+                f"{self.config.device} is full: {cls} blocks stay in memory; delete sequences, "
+                "use a larger device, or raise memory_budget"
+            )
+        if again:
+            self.namespace.drain()
+        return again
+
+    # ---- from flash
+
+    def _find(self, name: bytes) -> KVBlock | None:
+        """A block of an earlier process, or one that was put by other means."""
+        lengths = np.zeros(1, dtype=np.uint32)
+        answer = self.namespace.lookup([name], lengths)[0]
+        if answer == Answer.PENDING:  # put by other means a moment ago
+            self.namespace.drain()
+            answer = self.namespace.lookup([name], lengths)[0]
+        if answer != Answer.OK:
+            return None
+        block = KVBlock(key=name, size_bytes=int(lengths[0]), cls="reuse", on_flash=True)
+        self.blocks.add(block)
+        self.policy.add(block)
+        self._absent[name] = None
+        return block
+
+    def _bring_back(self, block: KVBlock) -> ByteArray | None:
+        """Reads a block into memory, where it stays; None if it is gone."""
+        if block.key in self._absent:  # the newest of them, so that making room keeps it
+            self._absent[block.key] = self._absent.pop(block.key)
+        memory = self._room(block.size_bytes)
+        found = self.namespace.get(block.key, out=memory)
+        if found is None:
+            return None
+        if found.size != block.size_bytes:
+            raise FormatError(
+                f"block {block.key.hex()} has {found.size} bytes on flash, {block.size_bytes} "
+                "were stored: another process wrote it"
+            )
+        self._returned(block, memory)
+        return memory
+
+    def _returned(self, block: KVBlock, memory: ByteArray) -> None:
+        self.blocks.set_resident(block, memory)
+        self._absent.pop(block.key, None)
+        self.metrics.add("swap_in_blocks")
+        self.metrics.add("swap_in_bytes", block.size_bytes)
+
+    def _start_prefetch(self, blocks: list[KVBlock]) -> int:
+        memories: list[ByteArray] = []
+        for block in blocks:
+            try:
+                memories.append(self.namespace.buffer(block.size_bytes))
+            except BufferExhausted:
+                break
+        blocks = blocks[: len(memories)]
+        if not blocks:
+            return 0
+        ticket = self.namespace.get_many([block.key for block in blocks], memories)
+        for index, (block, memory) in enumerate(zip(blocks, memories, strict=True)):
+            self._prefetches[block.key] = (ticket, index, memory)
+            self._pending_bytes += memory.size
+        self.metrics.add("prefetch_issued", len(blocks))
+        return len(blocks)
+
+    def _collect_prefetches(self) -> None:
+        for name, (ticket, _, _) in list(self._prefetches.items()):
+            if ticket.done():
+                self._await_prefetch(name)
+
+    def _await_prefetch(self, name: bytes) -> None:
+        """A prefetch of this block, if there is one, ends: its bytes are resident if it went
+        well; otherwise load reads them itself and reports what is wrong."""
+        entry = self._prefetches.pop(name, None)
+        if entry is None:
+            return
+        ticket, index, memory = entry
+        self._pending_bytes -= memory.size
+        ticket.wait()
+        block = self.blocks.get(name)
+        arrived = int(ticket.answers[index]) == Answer.OK
+        if block is not None and not block.resident and arrived:
+            self._make_room(block.size_bytes)
+            self._returned(block, memory)
+            self._prefetched.add(name)
+
+    # ---- the table
+
+    def _replace(self, name: bytes) -> None:
+        """An earlier block of this key goes, also from flash."""
+        self._await_prefetch(name)
+        block = self.blocks.get(name)
+        if block is not None:
+            self._forget(block)
+        if block is None or block.on_flash:
+            self.namespace.delete(name)
+
+    def _forget(self, block: KVBlock) -> None:
+        self.policy.remove(block)
+        self.blocks.remove(block.key)
+        self._prefetched.discard(block.key)
+        self._absent.pop(block.key, None)
+        block.memory = None
+
+    def _gauges(self) -> None:
+        gauge = self.metrics.gauge
+        gauge("resident_bytes", "Bytes of resident blocks", lambda: self.blocks.resident_bytes)
+        gauge("blocks", "Blocks known", lambda: len(self.blocks))
+        gauge("hot_ratio", "Share of blocks kept hot", lambda: self.classifier.hot_ratio)
+        for name, text in (
+            ("device_write_bytes", "Bytes written to the device"),
+            ("device_read_bytes", "Bytes read from the device"),
+            ("bounce_bytes", "Bytes copied between buffers by the CPU"),
+            ("entries", "Entries of the namespace"),
+            ("free_bytes", "Free bytes of the namespace"),
+            ("write_amplification", "Bytes written over bytes accepted"),
+        ):
+            gauge(f"namespace_{name}", text, functools.partial(self._stat, name))
+
+    def _stat(self, name: str) -> float:
+        with contextlib.suppress(ClosedError):
+            return float(getattr(self.namespace.stats(), name))
+        return 0.0
+
+
+def open_namespace(config: Config) -> Namespace:
+    """Opens, and formats where the configuration says so, the namespace of a configuration.
+
+    The pool has room for the memory budget and the swap buffer, if pool_size is smaller.
+    """
+    if not config.device:
+        raise ConfigError("device: missing; e.g. file:///var/lib/hifc/kv?size=8GiB")
+    if config.format == "always":
+        _format(config, force=True)
+    try:
+        return _open(config)
+    except FormatError:
+        if config.format != "if_missing":
+            raise
+    _format(config, force=False)
+    return _open(config)
+
+
+def _format(config: Config, force: bool) -> None:
+    Namespace.format(
+        config.device, segment_size=config.segment_size, label=config.label, force=force
+    )
+
+
+def _open(config: Config) -> Namespace:
+    return Namespace.open(
+        config.device,
+        read_only=config.read_only,
+        drive=config.drive,
+        pool_size=max(config.pool_size, config.memory_budget + config.swap_buffer_size),
+        queue_depth=config.queue_depth,
+        requests_max=config.requests_max,
+        batch_inflight=config.batch_inflight,
+        batch_size_max=config.batch_size_max,
+        index_entries_max=config.index_entries_max,
+        admission=config.admission,
+        reinsert_percent=config.reinsert_percent,
+        write_budget_per_day=config.write_budget_per_day,
+        command_timeout_ms=config.command_timeout_ms,
+        spin_us=config.spin_us,
+        owner_socket=config.owner_socket,
+    )
+
+
+__all__ = ["HiFC", "InvalidRequest", "open_namespace"]

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters of what HiFC did, by name, and the same as Prometheus text.
+
+    hifc.metrics["prefetch_hit"] / hifc.metrics["total_access"]
+
+The text format of Prometheus is three line shapes, so it is written here and needs no package.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+
+COUNTERS: dict[str, str] = {
+    "total_access": "Loads of blocks",
+    "hit": "Loads of blocks that were in memory",
+    "prefetch_hit": "Loads of blocks that a prefetch had brought or was bringing",
+    "prefetch_issued": "Blocks asked for ahead of their use",
+    "prefetch_wasted": "Prefetched blocks that left memory unused",
+    "miss": "Loads of blocks that were nowhere",
+    "store_count": "Blocks stored",
+    "swap_out_blocks": "Blocks that left memory for flash",
+    "swap_out_bytes": "Bytes that left memory for flash",
+    "swap_in_blocks": "Blocks that came back from flash",
+    "swap_in_bytes": "Bytes that came back from flash",
+    "swap_batches": "Submissions in which blocks left memory",
+    "dropped_blocks": "Blocks that left memory and were on flash already",
+    "policy_overruled": "Blocks that left memory although the policy wanted to keep them",
+    "offload_failed": "Early moves to flash that the device had no room for",
+    "rejected": "Blocks that admission declined to write",
+    "raw_bytes": "Bytes of tensors before compression",
+    "stored_bytes": "Bytes of tensors after compression",
+}
+
+
+class Metrics(Mapping[str, float]):
+    """Counters, and gauges that are read when asked for. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counters: dict[str, int] = dict.fromkeys(COUNTERS, 0)
+        self._gauges: dict[str, tuple[str, Callable[[], float]]] = {}
+
+    def add(self, name: str, amount: int = 1) -> None:
+        """Counts; the name must be one of COUNTERS."""
+        with self._lock:
+            self._counters[name] += amount
+
+    def gauge(self, name: str, description: str, read: Callable[[], float]) -> None:
+        """A value that read() gives whenever somebody looks."""
+        self._gauges[name] = (description, read)
+
+    def __getitem__(self, name: str) -> float:
+        if name in self._counters:
+            return self._counters[name]
+        return self._gauges[name][1]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._counters, *self._gauges])
+
+    def __len__(self) -> int:
+        return len(self._counters) + len(self._gauges)
+
+    def snapshot(self) -> dict[str, float]:
+        """All values as of now."""
+        return {name: self[name] for name in self}
+
+    def ratio(self, part: str, whole: str) -> float:
+        """part / whole, 0.0 while whole is 0."""
+        total = self[whole]
+        return self[part] / total if total else 0.0
+
+    def prometheus(self, labels: Mapping[str, str] | None = None) -> str:
+        """All values in the text exposition format 0.0.4, names beginning with hifc_."""
+        marks = ",".join(f'{name}="{_escape(text)}"' for name, text in (labels or {}).items())
+        suffix = f"{{{marks}}}" if marks else ""
+        lines: list[str] = []
+        for name, description in COUNTERS.items():
+            lines += _family(f"hifc_{name}_total", "counter", description, suffix, self[name])
+        for name, (description, read) in self._gauges.items():
+            lines += _family(f"hifc_{name}", "gauge", description, suffix, read())
+        return "\n".join(lines) + "\n"
+
+
+def _family(name: str, kind: str, description: str, suffix: str, value: float) -> list[str]:
+    text = description.replace("\\", "\\\\").replace("\n", "\\n")
+    number = str(int(value)) if value == int(value) else f"{value:g}"
+    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}", f"{name}{suffix} {number}"]
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
