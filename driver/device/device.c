@@ -79,6 +79,7 @@ int hifc_device_open(const char *uri, unsigned flags, struct hifc_device **out)
     if (!device->ops) {
         device->ops = ops; /* unless the device chose one of several tables of its own */
     }
+    device->fork_generation = hifc_fork_generation();
     snprintf(device->uri, sizeof(device->uri), "%s", uri);
     *out = device;
     return 0;
@@ -86,7 +87,7 @@ int hifc_device_open(const char *uri, unsigned flags, struct hifc_device **out)
 
 void hifc_device_close(struct hifc_device *device)
 {
-    if (device) {
+    if (device && !hifc_forked_since(device->fork_generation)) {
         device->ops->close(device);
     }
 }

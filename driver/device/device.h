@@ -12,6 +12,7 @@
 #define HIFC_DEVICE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/uio.h>
 
@@ -40,6 +41,9 @@ int hifc_uri_size(const struct hifc_uri *uri, const char *name, uint64_t *value)
 int hifc_uri_u64(const struct hifc_uri *uri, const char *name, uint64_t *value);
 /* -EINVAL, naming the parameter and the allowed ones, if any is not in the NULL-terminated list. */
 int hifc_uri_allow(const struct hifc_uri *uri, const char *const *names);
+/* Writes the URI out again under another scheme, less the parameters that begin with without. */
+int hifc_uri_render(const struct hifc_uri *uri, const char *scheme, const char *without,
+                    char *out, size_t size);
 
 /* ---- one command ---------------------------------------------------------------------------- */
 
@@ -80,6 +84,7 @@ struct hifc_qpair;
 struct hifc_device {
     const struct hifc_device_ops *ops;
     struct hifc_geometry geometry;
+    uint64_t fork_generation; /* of the process that opened it; a child must not touch it */
     char uri[1024];
 };
 
@@ -104,7 +109,7 @@ struct hifc_device_ops {
     int (*poll)(struct hifc_qpair *qpair);
     /* A descriptor readable when poll has work, or -1: then the caller must poll. */
     int (*event_fd)(struct hifc_qpair *qpair);
-    int (*health)(struct hifc_device *device, uint8_t log[512]);
+    int (*health)(struct hifc_device *device, uint8_t log[512]); /* NULL: has none */
 };
 
 struct hifc_qpair {
@@ -114,6 +119,7 @@ struct hifc_qpair {
 /* Opens the device that uri names, through the table below. Takes the device's lock: -EBUSY names
  * the holder. */
 int hifc_device_open(const char *uri, unsigned flags, struct hifc_device **out);
+/* Does nothing in a child of the process that opened it. */
 void hifc_device_close(struct hifc_device *device);
 int hifc_device_health(struct hifc_device *device, uint8_t log[512]);
 

@@ -428,7 +428,6 @@ static int file_open(const struct hifc_uri *uri, unsigned flags, struct hifc_dev
     device->base.ops = sync_io ? &psync_ops : &hifc_device_file;
     device->fd = target.fd;
     device->read_only = options.read_only;
-    device->fork_generation = hifc_fork_generation();
     pthread_mutex_init(&device->mutex, NULL);
     pthread_mutex_lock(&open_mutex);
     device->next = open_devices;
@@ -441,9 +440,6 @@ static int file_open(const struct hifc_uri *uri, unsigned flags, struct hifc_dev
 static void file_close(struct hifc_device *base)
 {
     struct hifc_file_device *device = (struct hifc_file_device *)base;
-    if (hifc_forked_since(device->fork_generation)) {
-        return;
-    }
     pthread_mutex_lock(&open_mutex);
     struct hifc_file_device **link = &open_devices;
     while (*link != device) {

@@ -29,7 +29,6 @@ struct hifc_file_device {
     int fd;
     bool read_only;
     bool stranded; /* a ring was closed while the kernel still held commands: keep the lock */
-    uint64_t fork_generation;
     struct hifc_file_device *next; /* of all open ones, see file.c */
     pthread_mutex_t mutex;         /* guards rings and changes of regions */
     struct hifc_uring *rings;

@@ -206,3 +206,45 @@ int hifc_uri_allow(const struct hifc_uri *uri, const char *const *names)
     }
     return 0;
 }
+
+/* Appends text, percent-encoded where it would be taken apart again; false when it does not fit. */
+static bool append(char *out, size_t size, const char *text, bool encode)
+{
+    size_t used = strlen(out);
+    for (const char *c = text; *c; c++) {
+        bool special = encode && strchr("%?&=#", *c);
+        if (used + (special ? 3 : 1) >= size) {
+            return false;
+        }
+        if (special) {
+            static const char digits[] = "0123456789ABCDEF";
+            out[used++] = '%';
+            out[used++] = digits[(unsigned char)*c >> 4];
+            out[used++] = digits[(unsigned char)*c & 15];
+        } else {
+            out[used++] = *c;
+        }
+        out[used] = '\0';
+    }
+    return true;
+}
+
+int hifc_uri_render(const struct hifc_uri *uri, const char *scheme, const char *without,
+                    char *out, size_t size)
+{
+    out[0] = '\0';
+    bool fits = append(out, size, scheme, false) && append(out, size, "://", false) &&
+                append(out, size, uri->target, true);
+    const char *separator = "?";
+    for (uint32_t i = 0; i < uri->param_count && fits; i++) {
+        if (strncmp(uri->params[i].name, without, strlen(without)) == 0) {
+            continue;
+        }
+        fits = append(out, size, separator, false) &&
+               append(out, size, uri->params[i].name, false) && append(out, size, "=", false) &&
+               append(out, size, uri->params[i].value, true);
+        separator = "&";
+    }
+    return fits ? 0 : hifc_fail(-EINVAL, "device URI '%.60s...' is longer than %zu bytes", out,
+                                size - 1);
+}
