@@ -31,7 +31,9 @@
 /* With commands in flight the device's poll also finds timeouts: it is called at least so often. */
 #define SLEEP_BUSY_MAX_NS 100000000ull
 #define SLEEP_IDLE_MAX_NS 1000000000ull
-#define NAP_NS 30000u
+/* A nap is an eighth of the wait so far, within these bounds: it adds little to any latency. */
+#define NAP_MIN_NS 20000ull
+#define NAP_MAX_NS 200000ull
 #define TIMER_SLACK_NS 1000ul
 
 /* One wait for progress. */
@@ -72,7 +74,13 @@ static int add_queue(struct hifc_queue *queue, struct pollfd *fds, int count)
     return count + 1;
 }
 
-static void sleep_once(struct hifc_engine *engine)
+static uint64_t nap_ns(uint64_t waited_ns)
+{
+    uint64_t nap = waited_ns / 8;
+    return nap < NAP_MIN_NS ? NAP_MIN_NS : nap < NAP_MAX_NS ? nap : NAP_MAX_NS;
+}
+
+static void sleep_once(struct hifc_engine *engine, uint64_t waited_ns)
 {
     struct pollfd fds[3] = {{.fd = engine->wake_fd, .events = POLLIN}};
     bool busy = hifc_queue_busy(&engine->reads) || hifc_queue_busy(&engine->writes);
@@ -83,7 +91,7 @@ static void sleep_once(struct hifc_engine *engine)
     }
     if (count < 0) {
         count = 1;
-        limit_ns = NAP_NS;
+        limit_ns = nap_ns(waited_ns);
     }
     struct timespec limit = {.tv_sec = (time_t)(limit_ns / 1000000000u),
                              .tv_nsec = (long)(limit_ns % 1000000000u)};
@@ -145,7 +153,7 @@ static void *reactor_main(void *argument)
         if (!idle.asleep_ns) {
             idle.asleep_ns = now;
         }
-        sleep_once(engine);
+        sleep_once(engine, now - idle.since_ns);
     }
     return NULL;
 }

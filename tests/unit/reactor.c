@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The reactor: no wakeup is lost, sleeping costs no processor time, ticks come when idle, and
+ * destroy ends what is in flight. The ThreadSanitizer build runs the same tests.
+ */
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+
+#include "engine/internal.h"
+#include "scripted_device.h"
+
+enum { DEVICE_BYTES = 1 << 20, THREADS = 4 };
+
+struct waiter {
+    struct hifc_xfer xfer;
+    struct hifc_span span;
+    sem_t ended;
+    _Atomic uint32_t count;
+    struct hifc_engine *engine;
+    uint32_t iterations;
+    uint32_t seed;
+    _Alignas(512) uint8_t memory[4096];
+};
+
+static _Atomic uint32_t batch_ends, ticks;
+
+static void waiter_done(struct hifc_xfer *xfer)
+{
+    struct waiter *waiter = xfer->owner;
+    atomic_fetch_add(&waiter->count, 1);
+    sem_post(&waiter->ended);
+}
+
+static void count_batch_end(void *owner)
+{
+    (void)owner;
+    atomic_fetch_add(&batch_ends, 1);
+}
+
+static void count_tick(void *owner)
+{
+    (void)owner;
+    atomic_fetch_add(&ticks, 1);
+}
+
+static struct hifc_engine *reactor_on(struct scripted_device *device, uint32_t spin_us)
+{
+    struct hifc_engine *engine;
+    struct hifc_engine_opts opts = {.reactor = true, .queue_depth = 16, .spin_us = spin_us,
+                                    .batch_end = count_batch_end, .tick = count_tick,
+                                    .tick_ms = 20};
+    atomic_store(&batch_ends, 0);
+    atomic_store(&ticks, 0);
+    CHECK_EQ(hifc_engine_create(&device->base, &opts, &engine), 0);
+    CHECK(hifc_engine_is_reactor(engine));
+    CHECK_EQ(hifc_engine_poll(engine), 0);
+    return engine;
+}
+
+static void start(struct waiter *waiter, enum hifc_io_op op, uint64_t offset_bytes)
+{
+    waiter->span = (struct hifc_span){.base = waiter->memory, .bytes = 4096};
+    waiter->xfer = (struct hifc_xfer){.spans = &waiter->span, .span_count = 1, .op = (uint8_t)op,
+                                      .offset_bytes = offset_bytes, .length_bytes = 4096,
+                                      .done = waiter_done, .owner = waiter};
+    hifc_engine_submit(waiter->engine, &waiter->xfer);
+}
+
+/* A wakeup that was lost shows as a wait that only a tick or the sleep's bound would end. */
+static void await(struct waiter *waiter, unsigned limit_s)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += limit_s;
+    while (sem_timedwait(&waiter->ended, &until) != 0) {
+        CHECK_EQ(errno, EINTR);
+    }
+}
+
+static void *submit_and_wait(void *argument)
+{
+    struct waiter *waiter = argument;
+    for (uint32_t i = 0; i < waiter->iterations; i++) {
+        start(waiter, i % 3 ? HIFC_IO_READ : HIFC_IO_WRITE, waiter->seed * 4096ull);
+        await(waiter, 30);
+        CHECK_EQ(waiter->xfer.error, 0);
+        for (unsigned pause = (unsigned)rand_r(&waiter->seed) % 3000; pause; pause--) {
+            __asm__ volatile("");
+        }
+        waiter->seed %= 64;
+    }
+    return NULL;
+}
+
+static void stress(struct scripted_device *device, uint32_t spin_us, uint32_t iterations)
+{
+    struct hifc_engine *engine = reactor_on(device, spin_us);
+    static struct waiter waiters[THREADS];
+    pthread_t threads[THREADS];
+    for (unsigned i = 0; i < THREADS; i++) {
+        memset(&waiters[i], 0, sizeof waiters[i]);
+        sem_init(&waiters[i].ended, 0, 0);
+        waiters[i].engine = engine;
+        waiters[i].iterations = iterations;
+        waiters[i].seed = i + 1;
+        CHECK_EQ(pthread_create(&threads[i], NULL, submit_and_wait, &waiters[i]), 0);
+    }
+    for (unsigned i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        CHECK_EQ(waiters[i].count, iterations);
+        sem_destroy(&waiters[i].ended);
+    }
+    hifc_engine_destroy(engine);
+}
+
+/* Submits just as the reactor falls asleep, a little earlier or later each time. There is no tick to
+ * paper over a lost wakeup: it would last until SLEEP_IDLE_MAX_NS, one second. */
+TEST(no_wakeup_is_lost_when_it_always_sleeps)
+{
+    struct scripted_device *device = scripted_create(DEVICE_BYTES);
+    struct hifc_engine *engine;
+    struct hifc_engine_opts opts = {.reactor = true, .queue_depth = 16};
+    CHECK_EQ(hifc_engine_create(&device->base, &opts, &engine), 0);
+    struct waiter waiter = {.engine = engine, .seed = 1};
+    sem_init(&waiter.ended, 0, 0);
+    uint64_t begin_ns = scripted_now_ns();
+    for (uint32_t i = 1; i <= 100000 && scripted_now_ns() - begin_ns < 5000000000u; i++) {
+        uint64_t start_ns = scripted_now_ns();
+        start(&waiter, HIFC_IO_READ, 0);
+        while (waiter.count != i) { /* without sleeping, so as to be quick enough */
+            CHECK(scripted_now_ns() - start_ns < 700000000u);
+        }
+        for (unsigned pause = (unsigned)rand_r(&waiter.seed) % 2000; pause; pause--) {
+            __asm__ volatile("");
+        }
+    }
+    hifc_engine_destroy(engine);
+    sem_destroy(&waiter.ended);
+    scripted_free(device);
+}
+
+TEST(threads_share_a_reactor)
+{
+    struct scripted_device *device = scripted_create(DEVICE_BYTES);
+    stress(device, 0, 2000);
+    stress(device, 50, 2000);
+    device->event_fds = true;
+    device->latency_ns = 20000;
+    stress(device, 0, 1000);
+    stress(device, 50, 1000);
+    device->event_fds = false;
+    stress(device, 10, 1000);
+    scripted_free(device);
+}
+
+static uint64_t cpu_ns(pthread_t thread)
+{
+    clockid_t clock;
+    struct timespec t;
+    CHECK_EQ(pthread_getcpuclockid(thread, &clock), 0);
+    CHECK_EQ(clock_gettime(clock, &t), 0);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Share of one processor, in percent, while one command at a time takes latency_ns. */
+static unsigned busy_percent(struct scripted_device *device, bool io)
+{
+    struct hifc_engine *engine = reactor_on(device, 50);
+    struct waiter waiter = {.engine = engine};
+    sem_init(&waiter.ended, 0, 0);
+    for (unsigned i = 0; io && i < 20; i++) { /* it finds out how slow the device is */
+        start(&waiter, HIFC_IO_READ, 0);
+        await(&waiter, 10);
+    }
+    uint64_t start_ns = scripted_now_ns(), cpu_start_ns = cpu_ns(engine->thread);
+    while (scripted_now_ns() - start_ns < 300000000) {
+        if (io) {
+            start(&waiter, HIFC_IO_READ, 0);
+            await(&waiter, 10);
+        } else {
+            usleep(50000);
+        }
+    }
+    uint64_t cpu = cpu_ns(engine->thread) - cpu_start_ns;
+    uint64_t elapsed = scripted_now_ns() - start_ns;
+    CHECK(ticks >= 5); /* every 20 ms, asleep or not */
+    hifc_engine_destroy(engine);
+    sem_destroy(&waiter.ended);
+    return (unsigned)(cpu * 100 / elapsed);
+}
+
+TEST(waiting_costs_no_processor_time)
+{
+    struct scripted_device *device = scripted_create(DEVICE_BYTES);
+    unsigned percent = busy_percent(device, false);
+    printf("idle: %u %%\n", percent);
+    CHECK(percent <= 2);
+    device->latency_ns = 2000000;
+    device->event_fds = true;
+    percent = busy_percent(device, true);
+    printf("slow disk, with descriptors: %u %%\n", percent);
+    CHECK(percent <= 5);
+    device->event_fds = false;
+    percent = busy_percent(device, true);
+    printf("slow disk, without: %u %%\n", percent);
+    CHECK(percent <= 40); /* naps; under a sanitizer they cost more */
+    scripted_free(device);
+}
+
+TEST(a_sleeping_reactor_still_polls_for_timeouts)
+{
+    struct scripted_device *device = scripted_create(DEVICE_BYTES);
+    device->event_fds = true;
+    device->frozen = true;
+    struct hifc_engine *engine = reactor_on(device, 0);
+    struct waiter waiter = {.engine = engine};
+    sem_init(&waiter.ended, 0, 0);
+    start(&waiter, HIFC_IO_READ, 0);
+    usleep(50000);
+    CHECK_EQ(waiter.count, 0);
+    device->frozen = false; /* no descriptor fires: as a command that times out */
+    await(&waiter, 5);
+    hifc_engine_destroy(engine);
+    sem_destroy(&waiter.ended);
+    scripted_free(device);
+}
+
+TEST(destroy_ends_what_is_in_flight)
+{
+    struct scripted_device *device = scripted_create(DEVICE_BYTES);
+    static struct waiter waiters[40];
+    device->event_fds = true;
+    device->frozen = true;
+    struct hifc_engine *engine = reactor_on(device, 50);
+    for (unsigned i = 0; i < 40; i++) { /* more than the queues are deep */
+        memset(&waiters[i], 0, sizeof waiters[i]);
+        sem_init(&waiters[i].ended, 0, 0);
+        waiters[i].engine = engine;
+        start(&waiters[i], i % 2 ? HIFC_IO_READ : HIFC_IO_WRITE, 4096 * i);
+        if (i == 30) {
+            usleep(10000);
+        }
+    }
+    hifc_engine_destroy(engine);
+    for (unsigned i = 0; i < 40; i++) {
+        CHECK_EQ(waiters[i].count, 1);
+        CHECK_EQ(waiters[i].xfer.error, -ECANCELED);
+        sem_destroy(&waiters[i].ended);
+    }
+    CHECK(batch_ends >= 1);
+    scripted_free(device);
+}
+
+TEST(a_reactor_without_a_device_answers)
+{
+    struct scripted_device *device = scripted_create(DEVICE_BYTES);
+    struct hifc_engine *engine = reactor_on(device, 0);
+    struct waiter waiter = {.engine = engine};
+    sem_init(&waiter.ended, 0, 0);
+    device->open_rc = -ENXIO;
+    device->lose_polls = 1;
+    start(&waiter, HIFC_IO_WRITE, 0);
+    await(&waiter, 5);
+    CHECK_EQ(waiter.xfer.error, -EIO);
+    for (unsigned i = 0; i < 100; i++) {
+        start(&waiter, HIFC_IO_WRITE, 0);
+        await(&waiter, 5);
+        CHECK_EQ(waiter.xfer.error, -ENODEV);
+    }
+    start(&waiter, HIFC_IO_READ, 0); /* by the other queue pair */
+    await(&waiter, 5);
+    CHECK_EQ(waiter.xfer.error, 0);
+    hifc_engine_destroy(engine);
+    sem_destroy(&waiter.ended);
+    scripted_free(device);
+}
+
+TEST(signals_go_to_other_threads)
+{
+    struct scripted_device *device = scripted_create(DEVICE_BYTES);
+    struct hifc_engine *engine = reactor_on(device, 50);
+    CHECK_EQ(pthread_kill(engine->thread, SIGPIPE), 0); /* blocked there: nobody dies */
+    CHECK_EQ(pthread_kill(engine->thread, SIGTERM), 0);
+    sigset_t mine;
+    pthread_sigmask(SIG_SETMASK, NULL, &mine);
+    CHECK(!sigismember(&mine, SIGPIPE));
+    usleep(20000);
+    hifc_engine_destroy(engine);
+    scripted_free(device);
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
