@@ -292,8 +292,8 @@ static int check_memory(const struct hifc_device *device, const void *base, uint
                          (unsigned long long)size_bytes, base);
     }
     if (((uintptr_t)base | size_bytes) & (align - 1)) {
-        return hifc_fail(-EINVAL, "%s: pool memory must begin on and be a multiple of %llu bytes%s; "
-                         "got %llu at %p", device->uri, (unsigned long long)align,
+        return hifc_fail(-EINVAL, "%s: pool memory must begin on and be a multiple of %llu bytes%s"
+                         "; got %llu at %p", device->uri, (unsigned long long)align,
                          geometry->registered_only ? " (whole huge pages)" : "",
                          (unsigned long long)size_bytes, base);
     }

@@ -92,6 +92,41 @@ TEST(a_large_read_keeps_a_bounded_number_of_pieces_in_flight)
     scripted_free(device);
 }
 
+TEST(over_the_real_devices)
+{
+    char uri[2][128] = {"ram://?size=8MiB"};
+    const char *folder = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
+    snprintf(uri[1], sizeof uri[1], "file://%s/hifc-blockio-%d?size=8MiB", folder, (int)getpid());
+    uint8_t *memory = aligned_alloc(PAGE, 2 * DEVICE_BYTES);
+    CHECK(memory);
+    for (unsigned variant = 0; variant < 4; variant++) {
+        struct hifc_device *device;
+        struct hifc_engine *engine;
+        struct hifc_blockio *io;
+        struct hifc_engine_opts opts = {.reactor = variant % 2, .queue_depth = 64, .spin_us = 50,
+                                        .command_timeout_ms = 30000};
+        CHECK_EQ(hifc_device_open(uri[variant / 2], HIFC_DEVICE_CREATE, &device), 0);
+        CHECK_EQ(hifc_engine_create(device, &opts, &engine), 0);
+        CHECK_EQ(hifc_blockio_create(device, engine, &io), 0);
+        for (uint64_t i = 0; i < DEVICE_BYTES; i++) {
+            memory[i] = (uint8_t)(i * 2654435761u >> (13 + variant));
+        }
+        uint64_t start_ns = scripted_now_ns();
+        CHECK_EQ(hifc_blockio_write(io, 0, memory, DEVICE_BYTES), 0);
+        CHECK_EQ(hifc_blockio_flush(io), 0);
+        CHECK_EQ(hifc_blockio_read(io, 0, memory + DEVICE_BYTES, DEVICE_BYTES), 0);
+        printf("%s, %s: %.0f ms\n", device->uri, variant % 2 ? "reactor" : "inline",
+               (double)(scripted_now_ns() - start_ns) * 1e-6);
+        CHECK_EQ(memcmp(memory, memory + DEVICE_BYTES, DEVICE_BYTES), 0);
+        hifc_blockio_destroy(io);
+        hifc_engine_destroy(engine);
+        hifc_device_close(device);
+    }
+    free(memory);
+    *strchr(uri[1], '?') = 0;
+    CHECK_EQ(unlink(uri[1] + strlen("file://")), 0);
+}
+
 static int accept_memory(struct hifc_device *device, void *base, uint64_t size_bytes)
 {
     (void)device, (void)base, (void)size_bytes;

@@ -114,8 +114,8 @@ static void stress(struct scripted_device *device, uint32_t spin_us, uint32_t it
     hifc_engine_destroy(engine);
 }
 
-/* Submits just as the reactor falls asleep, a little earlier or later each time. There is no tick to
- * paper over a lost wakeup: it would last until SLEEP_IDLE_MAX_NS, one second. */
+/* Submits just as the reactor falls asleep, a little earlier or later each time. There is no tick
+ * to paper over a lost wakeup: it would last until SLEEP_IDLE_MAX_NS, one second. */
 TEST(no_wakeup_is_lost_when_it_always_sleeps)
 {
     struct scripted_device *device = scripted_create(DEVICE_BYTES);
