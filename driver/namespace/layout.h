@@ -57,7 +57,7 @@ struct hifc_superblock {
     uint32_t clean;                 /* 1: closed in order */
     uint32_t reserved;
     char label[32];
-    uint8_t padding[3944];
+    uint8_t padding[3960];
 };
 _Static_assert(sizeof(struct hifc_superblock) == HIFC_PAGE_BYTES, "one page");
 
@@ -72,7 +72,7 @@ struct hifc_segment_header {
     uint8_t state; /* enum hifc_segment_disk_state */
     uint8_t cls;   /* enum hifc_class */
     uint8_t reserved[2];
-    uint8_t padding[4040];
+    uint8_t padding[4048];
 };
 _Static_assert(sizeof(struct hifc_segment_header) == HIFC_PAGE_BYTES, "one page");
 
@@ -185,9 +185,10 @@ static inline uint64_t hifc_segment_offset(uint64_t segment_size_bytes, uint32_t
 /* Reads the four copies and takes the newest on which two agree; sb->sequence is that copy's,
  * *highest the highest sequence in any valid copy. -ENOMEDIUM: no HiFC namespace here (the message
  * names what is there instead, if it is known); -EPROTONOSUPPORT: newer version or unknown
- * feature; -EFBIG: the device is smaller than the namespace. */
+ * feature; -EFBIG: the device is smaller than the namespace; -EUCLEAN: copies, but no two agree. */
 int hifc_superblock_read(struct hifc_blockio *io, struct hifc_superblock *sb, uint64_t *highest);
-/* Writes all four copies with sb->sequence: the two first, flush, the two last, flush. */
+/* Writes all four copies with sb->sequence: the two first, flush, the two last, flush (the other way
+ * round where a cut update left the newest state in the two first only). */
 int hifc_superblock_write(struct hifc_blockio *io, struct hifc_superblock *sb);
 /* Names a foreign signature (file system, partition table, LVM, RAID, LUKS, ZFS, swap) or a HiFC
  * namespace in the device's first and last bytes; NULL when there is none, or a negative errno
