@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 
 from hifc.namespace import Namespace
-from hifc_admin import smart_log, text
+from hifc_admin import owner, smart_log, text
 from hifc_admin.parsing import Verbs, add_verb
 from hifc_admin.result import Result
 
@@ -24,11 +24,19 @@ def register(verbs: Verbs) -> None:
 
 
 def smart(arguments: argparse.Namespace) -> Result:
-    with Namespace.open(arguments.uri, read_only=True) as namespace:
-        log = smart_log.decode(namespace.health().raw)
+    log = smart_log.decode(_health(arguments.uri))
     data = {"uri": arguments.uri, **dataclasses.asdict(log)}
     rows = [(name, _shown(name, value)) for name, value in data.items()]
     return Result(data, text.pairs(rows), smart_log.problems(arguments.uri, log))
+
+
+def _health(uri: str) -> bytes:
+    """The log page, from the process that owns the device if there is one."""
+    path = owner.find(uri)
+    if path is not None:
+        return bytes.fromhex(owner.ask(path, "health")["log"])
+    with Namespace.open(uri, read_only=True) as namespace:
+        return namespace.health().raw
 
 
 def _shown(name: str, value: object) -> object:

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hifc-admin's side of the owner's socket, against a pretended owner."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from admin_shell import Shell, code_of
+from hifc_admin import owner
+from hifc_admin.result import Exit, Failure
+
+Answers = dict[str, bytes]
+
+
+@contextlib.contextmanager
+def pretend(path: Path, answers: Answers) -> Iterator[None]:
+    """An owner at path that answers a request with the bytes given for it, until the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                with client:
+                    client.sendall(answers.get(client.recv(64).decode().strip(), b""))
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+        listener.close()
+
+
+def hello(uri: str) -> Answers:
+    said = {"ok": True, "pid": 1, "uri": uri}
+    stats = said | {"uuid": "ab", "label": "", "entries": 3, "live_bytes": 4096}
+    return {"hello": json.dumps(said).encode(), "stats": json.dumps(stats).encode()}
+
+
+@pytest.fixture
+def admin(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
+
+
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short folder: the path of a socket has at most 107 bytes."""
+    return tmp_path_factory.mktemp("s")
+
+
+def test_stats_of_a_socket(admin: Shell, short: Path) -> None:
+    with pretend(short / "a.sock", hello("ram://")):
+        for name in (f"{short}/a.sock", f"hifc://{short}/a.sock"):
+            code, document = admin.json("stats", name)
+            assert code == 0
+            assert document["data"]["entries"] == 3
+            assert "ok" not in document["data"]
+
+
+def test_the_owner_is_found_by_medium(short: Path) -> None:
+    disk = short / "kv.hifc"
+    disk.touch()
+    link = short / "link"
+    link.symlink_to(disk)
+    path = short / "run/hifc/1-0.sock"
+    with pretend(path, hello(f"file://{disk}?size=8GiB")):
+        assert owner.find(f"file://{link}", short) == path
+        assert owner.find(f"file://{short}/other", short) is None
+
+
+def test_namespaces_of_one_target_are_told_apart(short: Path) -> None:
+    path = short / "tmp/hifc-1000/1-0.sock"
+    with pretend(path, hello("spdk+tcp://127.0.0.1:1/nqn?ns=2")):
+        assert owner.find("spdk+tcp://127.0.0.1:1/nqn?ns=2", short) == path
+        assert owner.find("spdk+tcp://127.0.0.1:1/nqn", short) is None
+
+
+def test_dead_and_foreign_sockets_are_passed_over(short: Path) -> None:
+    folder = short / "run/hifc"
+    folder.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(folder / "0-0.sock"))
+    foreign = pretend(folder / "1-0.sock", {"hello": b"220 mail ready\r\n"})
+    with foreign, pretend(folder / "2-0.sock", hello("ram://x")):
+        assert owner.find("ram://x", short) == folder / "2-0.sock"
+
+
+@pytest.mark.parametrize("reply", [b"", b"no json", b"[]", b"{}", b'{"ok": tru', b"\xff"])
+def test_a_reply_that_makes_no_sense(short: Path, reply: bytes) -> None:
+    with (
+        pretend(short / "a.sock", {"stats": reply}),
+        pytest.raises(Failure, match="not the socket"),
+    ):
+        owner.ask(short / "a.sock", "stats")
+
+
+def test_an_error_of_the_owner_is_shown(admin: Shell, short: Path) -> None:
+    reply = b'{"ok": false, "errno": 95, "error": "it has no health log"}\n'
+    with pretend(short / "a.sock", {"stats": reply}):
+        code, document = admin.json("stats", f"{short}/a.sock")
+    assert (code, code_of(document)) == (Exit.FAILED, "owner")
+    assert document["problems"][0]["detail"] == "it has no health log"
+
+
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.touch()])
+def test_nobody_there(admin: Shell, short: Path, make: Callable[[Path], None]) -> None:
+    make(short / "a.sock")
+    assert admin.json("stats", f"{short}/a.sock")[0] == Exit.FAILED
+
+
+def test_a_device_without_an_owner(admin: Shell, short: Path) -> None:
+    code, document = admin.json("stats", f"file://{short}/none")
+    assert (code, code_of(document)) == (Exit.FAILED, "not-owned")
