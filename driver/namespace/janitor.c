@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * janitor.c - what a namespace does beside its requests, and what blocks: sealing full segments,
+ * freeing and reclaiming, ending what has expired.
+ *
+ * With the reactor it is a thread; inline, whoever submits or waits does it in between. One at a
+ * time either way (janitor_running).
+ */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#include "namespace/ns.h"
+
+#define JANITOR_PASSES_MAX 64u /* segments handled in one go before others get a turn */
+
+/* ---- sealing -------------------------------------------------------------------------------- */
+
+int ns_seal_write(struct hifc_ns *ns, uint32_t segment, struct hifc_footer *footer,
+                  const struct hifc_summary_entry *entries, uint32_t entry_count)
+{
+    uint64_t bytes = (uint64_t)entry_count * sizeof *entries;
+    uint64_t pages = (bytes + HIFC_PAGE_BYTES - 1) / HIFC_PAGE_BYTES * HIFC_PAGE_BYTES;
+    uint64_t generation = ns->segments[segment].generation;
+    uint8_t *memory = aligned_alloc(HIFC_PAGE_BYTES, pages + HIFC_PAGE_BYTES);
+    if (!memory) {
+        return hifc_fail(-ENOMEM, "no memory for a summary of %u entries", entry_count);
+    }
+    memset(memory, 0, pages + HIFC_PAGE_BYTES);
+    if (bytes > 0) {
+        memcpy(memory, entries, bytes);
+    }
+    uint32_t offset = ns->segment_size - HIFC_PAGE_BYTES - (uint32_t)pages;
+    uint64_t at = ns_segment_base(ns, segment) + offset;
+    footer->generation = generation;
+    footer->segment = segment;
+    footer->entry_count = entry_count;
+    footer->summary_offset = offset;
+    footer->summary_checksum =
+        hifc_summary_checksum(entries, entry_count, ns->sb.uuid, at, generation);
+    struct hifc_footer *last = (struct hifc_footer *)(memory + pages);
+    *last = *footer;
+    hifc_page_seal(last, HIFC_MAGIC_FOOTER, ns->sb.uuid, at + pages, generation);
+    int error = hifc_blockio_write(ns->io, at, memory, pages + HIFC_PAGE_BYTES);
+    free(memory);
+    return error;
+}
+
+int ns_seal(struct hifc_ns *ns, struct ns_open *open)
+{
+    struct ns_segment *segment = &ns->segments[open->segment];
+    struct hifc_footer footer = {.epoch = ns->sb.open_epoch,
+                                 .first_sequence = open->first_sequence,
+                                 .last_sequence = open->last_sequence,
+                                 .batch_count = open->acknowledged_batches,
+                                 .chain = open->acknowledged_chain,
+                                 .used_bytes = open->acknowledged_bytes,
+                                 .cls = segment->cls};
+    /* A valid footer vouches for every payload of its segment, so those are flushed first. */
+    int error = ns_flush(ns);
+    if (!error) {
+        error = ns_seal_write(ns, open->segment, &footer, open->entries, open->entry_count);
+    }
+    pthread_mutex_lock(&ns->mutex);
+    segment->state = NS_SEALED;
+    ns->closing_count--;
+    if (error) {
+        segment->entries = open->entries;
+        segment->entry_count = open->entry_count;
+        open->entries = NULL;
+    } else {
+        uint64_t summary = (uint64_t)open->entry_count * sizeof(struct hifc_summary_entry);
+        segment->metadata_bytes +=
+            (uint32_t)(((summary + HIFC_PAGE_BYTES - 1) / HIFC_PAGE_BYTES + 1) * HIFC_PAGE_BYTES);
+    }
+    ns_open_destroy(ns, open);
+    if (segment->live_entries == 0) {
+        ns->janitor_wanted = true;
+    }
+    pthread_cond_broadcast(&ns->changed);
+    pthread_mutex_unlock(&ns->mutex);
+    return error;
+}
+
+static struct ns_open *sealable(struct hifc_ns *ns)
+{
+    for (struct ns_open *open = ns->open_list; open; open = open->next) {
+        if (ns->segments[open->segment].state == NS_CLOSING && open->header_done && !open->head &&
+            !open->forming && open->inflight == 0 && open->reservations == 0) {
+            return open;
+        }
+    }
+    return NULL;
+}
+
+/* ---- the work ------------------------------------------------------------------------------- */
+
+static bool space_is_low(const struct hifc_ns *ns)
+{
+    return ns->free_count <= NS_SEGMENTS_RESERVE + NS_SEGMENTS_LOW;
+}
+
+/* Mutex held on entry and exit, not in between. */
+static void work(struct hifc_ns *ns)
+{
+    struct ns_open *open;
+    while ((open = sealable(ns)) != NULL) {
+        pthread_mutex_unlock(&ns->mutex);
+        /* A summary that cannot be written is kept in memory; recovery scans the segment. */
+        (void)ns_seal(ns, open);
+        pthread_mutex_lock(&ns->mutex);
+    }
+    pthread_mutex_unlock(&ns->mutex);
+    int progress = ns_reclaim_dead(ns);
+    pthread_mutex_lock(&ns->mutex);
+    for (unsigned pass = 0; pass < JANITOR_PASSES_MAX && space_is_low(ns) &&
+                            !ns->reclaim_exhausted && !ns->janitor_stop;
+         pass++) {
+        pthread_mutex_unlock(&ns->mutex);
+        progress = ns_reclaim_one(ns);
+        pthread_mutex_lock(&ns->mutex);
+        if (progress <= 0) {
+            /* Segments that are still being written may yet turn into something to reclaim. */
+            ns->reclaim_exhausted = progress == 0 && ns->closing_count == 0;
+            break;
+        }
+        while ((open = sealable(ns)) != NULL) {
+            pthread_mutex_unlock(&ns->mutex);
+            (void)ns_seal(ns, open);
+            pthread_mutex_lock(&ns->mutex);
+        }
+    }
+    pthread_cond_broadcast(&ns->changed);
+}
+
+static void expire(struct hifc_ns *ns)
+{
+    uint64_t now = ns_now();
+    ns_leases_expire(ns, now);
+    ns_reservations_expire(ns, now);
+}
+
+void ns_janitor_inline(struct hifc_ns *ns)
+{
+    pthread_mutex_lock(&ns->mutex);
+    if (!ns->janitor_running && ns->janitor_wanted && !ns->janitor_stop) {
+        ns->janitor_running = true;
+        ns->janitor_wanted = false;
+        expire(ns);
+        work(ns);
+        ns->janitor_running = false;
+    }
+    pthread_mutex_unlock(&ns->mutex);
+}
+
+static void *janitor_main(void *argument)
+{
+    struct hifc_ns *ns = argument;
+    prctl(PR_SET_NAME, "hifc-janitor");
+    pthread_mutex_lock(&ns->mutex);
+    while (!ns->janitor_stop) {
+        if (ns->janitor_wanted) {
+            ns->janitor_wanted = false;
+            work(ns);
+            continue;
+        }
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += NS_TICK_MS * 1000000l;
+        if (until.tv_nsec >= 1000000000l) {
+            until.tv_nsec -= 1000000000l;
+            until.tv_sec++;
+        }
+        pthread_cond_timedwait(&ns->changed, &ns->mutex, &until);
+        expire(ns);
+    }
+    pthread_mutex_unlock(&ns->mutex);
+    return NULL;
+}
+
+int ns_janitor_start(struct hifc_ns *ns)
+{
+    if (ns->read_only || !hifc_engine_is_reactor(ns->engine)) {
+        return 0;
+    }
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&ns->janitor, NULL, janitor_main, ns);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error) {
+        return hifc_fail(-error, "cannot start the janitor thread: raise the limit of processes");
+    }
+    ns->janitor_thread = true;
+    return 0;
+}
+
+void ns_janitor_stop(struct hifc_ns *ns)
+{
+    pthread_mutex_lock(&ns->mutex);
+    ns->janitor_stop = true;
+    pthread_cond_broadcast(&ns->changed);
+    pthread_mutex_unlock(&ns->mutex);
+    if (ns->janitor_thread) {
+        pthread_join(ns->janitor, NULL);
+        ns->janitor_thread = false;
+    }
+}

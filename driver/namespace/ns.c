@@ -1,0 +1,600 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ns.c - a namespace as a whole: open and close, what the driving thread hands over after each
+ * poll, sync and drain, statistics.
+ */
+#include "namespace/ns.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "namespace/owner.h"
+
+#define DRAIN_AT_CLOSE_US 120000000ll
+#define WAIT_CHANGED_NS 5000000l
+
+uint64_t ns_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+int ns_enter(struct hifc_ns *ns)
+{
+    if (!ns) {
+        return hifc_fail(-EINVAL, "no namespace: open one first");
+    }
+    if (hifc_forked_since(ns->fork_generation)) {
+        return hifc_fail(-ESHUTDOWN, "this namespace belongs to the parent process: open it after "
+                                     "fork(), or attach to its owner");
+    }
+    if (atomic_load_explicit(&ns->closed, memory_order_acquire)) {
+        return hifc_fail(-ESHUTDOWN, "the namespace on %s is closed or was detached: open it again",
+                         ns->uri);
+    }
+    return 0;
+}
+
+/* ---- the driving thread hands over ---------------------------------------------------------- */
+
+static void batch_end(void *owner)
+{
+    struct hifc_ns *ns = owner;
+    struct ns_op *ops = ns->done_ops;
+    struct ns_batch *batches = ns->done_batches;
+    struct ns_open *headers = ns->done_headers;
+    if (!ops && !batches && !headers) {
+        return;
+    }
+    ns->done_ops = NULL;
+    ns->done_ops_tail = &ns->done_ops;
+    ns->done_batches = NULL;
+    ns->done_batches_tail = &ns->done_batches;
+    ns->done_headers = NULL;
+
+    pthread_mutex_lock(&ns->mutex);
+    ns->stats.bounce_bytes += ns->read_bounce_bytes;
+    ns->read_bounce_bytes = 0;
+    for (struct ns_op *op = ops, *next; op; op = next) {
+        next = op->next;
+        if (op->kind == NS_OP_WRITE) {
+            ns_reservation_write_completed(ns, op);
+        } else {
+            ns_read_completed(ns, op);
+        }
+    }
+    ns_headers_completed(ns, headers);
+    ns_batches_completed(ns, batches);
+    pthread_cond_broadcast(&ns->changed);
+    ns_unlock_and_issue(ns);
+}
+
+void ns_wait_changed(struct hifc_ns *ns)
+{
+    if (hifc_engine_is_reactor(ns->engine)) {
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += WAIT_CHANGED_NS;
+        if (until.tv_nsec >= 1000000000l) {
+            until.tv_nsec -= 1000000000l;
+            until.tv_sec++;
+        }
+        pthread_cond_timedwait(&ns->changed, &ns->mutex, &until);
+        return;
+    }
+    pthread_mutex_unlock(&ns->mutex);
+    if (hifc_engine_poll(ns->engine) == -EBUSY) {
+        sched_yield();
+    }
+    pthread_mutex_lock(&ns->mutex);
+}
+
+/* ---- durability ----------------------------------------------------------------------------- */
+
+int ns_flush(struct hifc_ns *ns)
+{
+    pthread_mutex_lock(&ns->mutex);
+    uint64_t covered = ns->completed_sequence;
+    pthread_mutex_unlock(&ns->mutex);
+    int error = hifc_blockio_flush(ns->io);
+    pthread_mutex_lock(&ns->mutex);
+    ns->stats.flush_count++;
+    if (!error && covered > ns->flushed_sequence) {
+        ns->flushed_sequence = covered;
+    }
+    pthread_mutex_unlock(&ns->mutex);
+    return error;
+}
+
+int ns_settle(struct hifc_ns *ns, int64_t timeout_us)
+{
+    uint64_t deadline = timeout_us < 0 ? UINT64_MAX : ns_now() + (uint64_t)timeout_us * 1000;
+    pthread_mutex_lock(&ns->mutex);
+    ns_close_forming(ns, true);
+    uint64_t target = ns->sequence;
+    ns_unlock_and_issue(ns);
+    pthread_mutex_lock(&ns->mutex);
+    while (ns->completed_sequence < target && ns->global_head && ns_now() < deadline) {
+        ns_wait_changed(ns);
+    }
+    bool settled = ns->completed_sequence >= target || !ns->global_head;
+    pthread_mutex_unlock(&ns->mutex);
+    return settled ? 0 : hifc_fail(-ETIMEDOUT, "batches on %s did not complete in time", ns->uri);
+}
+
+HIFC_API int hifc_sync(struct hifc_ns *ns)
+{
+    int error = ns_enter(ns);
+    if (error || ns->read_only) {
+        return error;
+    }
+    error = ns_settle(ns, 2000ll * ns->opts.command_timeout_ms);
+    return error ? error : ns_flush(ns);
+}
+
+HIFC_API int hifc_drain(struct hifc_ns *ns, int64_t timeout_us)
+{
+    int error = ns_enter(ns);
+    if (error) {
+        return error;
+    }
+    uint64_t deadline = timeout_us < 0 ? UINT64_MAX : ns_now() + (uint64_t)timeout_us * 1000;
+    pthread_mutex_lock(&ns->mutex);
+    ns_close_forming(ns, true);
+    ns_unlock_and_issue(ns);
+    pthread_mutex_lock(&ns->mutex);
+    while (ns->requests_inflight > 0 && ns_now() < deadline) {
+        ns_wait_changed(ns);
+    }
+    uint32_t left = ns->requests_inflight;
+    pthread_mutex_unlock(&ns->mutex);
+    return left == 0 ? 0
+                     : hifc_fail(-ETIMEDOUT, "%u requests on %s are still in flight", left,
+                                 ns->uri);
+}
+
+/* ---- the owner's socket --------------------------------------------------------------------- */
+
+static int owner_stats(void *context, struct hifc_stats *out)
+{
+    return hifc_stats(context, out);
+}
+
+static int owner_health(void *context, uint8_t log[512])
+{
+    return hifc_health(context, log);
+}
+
+/* The device is released in order; the handle stays and answers -ESHUTDOWN from then on. */
+static int owner_detach(void *context)
+{
+    int error = ns_enter(context);
+    return error ? error : ns_shutdown(context);
+}
+
+static int open_owner(struct hifc_ns *ns)
+{
+    static const struct hifc_owner_ops ops = {
+        .stats = owner_stats, .health = owner_health, .detach = owner_detach};
+    if (ns->read_only || ns->opts.no_owner_socket) {
+        return 0;
+    }
+    return hifc_owner_start(NULL, ns->uri, &ops, ns, &ns->owner);
+}
+
+/* ---- open ----------------------------------------------------------------------------------- */
+
+#define DEFAULT(field, value)  \
+    do {                       \
+        if (opts->field == 0) { \
+            opts->field = value; \
+        }                      \
+    } while (0)
+
+static int set_defaults(struct hifc_open_opts *opts)
+{
+    DEFAULT(pool_size_bytes, 64u << 20);
+    DEFAULT(queue_depth, 128);
+    DEFAULT(requests_max, 8192);
+    DEFAULT(batch_inflight, 2);
+    DEFAULT(batch_size_max_bytes, 8u << 20);
+    DEFAULT(reservations_max, 4096);
+    DEFAULT(reservation_timeout_ms, 600000);
+    DEFAULT(leases_max, 4096);
+    DEFAULT(events_max, 65536);
+    DEFAULT(reinsert_percent_plus1, 6);
+    DEFAULT(command_timeout_ms, 30000);
+    DEFAULT(spin_us, 50);
+    if (opts->drive > HIFC_INLINE || opts->admission > HIFC_ADMIT_BUDGET ||
+        opts->reinsert_percent_plus1 > 101 || opts->batch_inflight > NS_BATCHES_MAX / 4 ||
+        opts->queue_depth > 65535 || opts->requests_max > 1u << 20) {
+        return hifc_fail(-EINVAL, "an open option is out of range: drive 0-1, admission 0-2, "
+                                  "reinsertion 0-100 %%, batch_inflight 1-%u, queue_depth 1-65535, "
+                                  "requests_max 1-1048576",
+                         NS_BATCHES_MAX / 4);
+    }
+    if (opts->admission == HIFC_ADMIT_BUDGET && opts->write_budget_bytes_per_day == 0) {
+        return hifc_fail(-EINVAL, "admission by budget wants write_budget_bytes_per_day");
+    }
+    return 0;
+}
+
+static int open_engine(struct hifc_ns *ns)
+{
+    struct hifc_engine_opts opts = {.reactor = ns->opts.drive == HIFC_REACTOR,
+                                    .queue_depth = ns->opts.queue_depth,
+                                    .command_timeout_ms = ns->opts.command_timeout_ms,
+                                    .spin_us = ns->opts.spin_us,
+                                    .batch_end = batch_end,
+                                    .owner = ns};
+    int error = hifc_pools_create(ns->device, ns->opts.pool_size_bytes, &ns->pools);
+    error = error ? error : hifc_engine_create(ns->device, &opts, &ns->engine);
+    return error ? error : hifc_blockio_create(ns->device, ns->engine, &ns->io);
+}
+
+static int open_tables(struct hifc_ns *ns)
+{
+    uint64_t seed;
+    if (getrandom(&seed, sizeof seed, 0) != sizeof seed) {
+        return hifc_fail(-EIO, "no random seed for the index: %m");
+    }
+    uint64_t entries = ns->opts.index_entries_max;
+    if (entries == 0) {
+        entries = ns->sb.size_bytes / HIFC_PAGE_BYTES;
+        entries = entries < 1u << 20 ? 1u << 20 : entries;
+    }
+    ns->segment_count = ns->sb.segment_count;
+    ns->segment_size = (uint32_t)ns->sb.segment_size_bytes;
+    ns->segments = calloc(ns->segment_count, sizeof *ns->segments);
+    ns->free_list = calloc(ns->segment_count, sizeof *ns->free_list);
+    if (!ns->segments || !ns->free_list) {
+        return hifc_fail(-ENOMEM, "no memory for %u segments", ns->segment_count);
+    }
+    if (ns->opts.batch_size_max_bytes > ns->segment_size / 2) {
+        ns->opts.batch_size_max_bytes = ns->segment_size / 2;
+    }
+    int error = hifc_index_create(entries, seed, &ns->index);
+    error = error ? error : ns_memory_create(ns);
+    error = error ? error : ns_tickets_create(ns);
+    error = error ? error : ns_reservations_create(ns);
+    error = error ? error : ns_lookup_create(ns);
+    return error ? error : ns_admission_create(ns);
+}
+
+/* The new epoch is on stable media before anything is appended in it. */
+static int open_epoch(struct hifc_ns *ns, uint64_t highest)
+{
+    if (ns->read_only) {
+        return 0;
+    }
+    ns->sb.sequence = highest + 1;
+    ns->sb.open_epoch++;
+    ns->sb.clean = 0;
+    return hifc_superblock_write(ns->io, &ns->sb);
+}
+
+static void destroy(struct hifc_ns *ns)
+{
+    if (ns->engine) {
+        hifc_engine_destroy(ns->engine);
+    }
+    if (ns->io) {
+        hifc_blockio_destroy(ns->io);
+    }
+    while (ns->open_list) {
+        ns_open_destroy(ns, ns->open_list);
+    }
+    ns_reservations_destroy(ns);
+    ns_lookup_destroy(ns);
+    ns_admission_destroy(ns);
+    ns_tickets_destroy(ns);
+    ns_memory_destroy(ns);
+    if (ns->index) {
+        hifc_index_destroy(ns->index);
+    }
+    if (ns->pools) {
+        hifc_pools_destroy(ns->pools);
+    }
+    if (ns->device) {
+        hifc_device_close(ns->device);
+    }
+    for (uint32_t i = 0; ns->segments && i < ns->segment_count; i++) {
+        free(ns->segments[i].entries);
+    }
+    free(ns->segments);
+    free(ns->free_list);
+    pthread_cond_destroy(&ns->changed);
+    pthread_mutex_destroy(&ns->mutex);
+    free(ns);
+}
+
+static struct hifc_ns *create(const char *uri, const struct hifc_open_opts *opts)
+{
+    struct hifc_ns *ns = calloc(1, sizeof *ns);
+    if (!ns) {
+        return NULL;
+    }
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&ns->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    pthread_mutex_init(&ns->mutex, NULL);
+    if (opts) {
+        ns->opts = *opts;
+    }
+    ns->read_only = ns->opts.read_only;
+    ns->fork_generation = hifc_fork_generation();
+    strncpy(ns->uri, uri, sizeof ns->uri - 1);
+    return ns;
+}
+
+HIFC_API int hifc_open(const char *uri, const struct hifc_open_opts *opts, struct hifc_ns **out)
+{
+    if (!uri || !out || strlen(uri) >= sizeof((struct hifc_ns *)0)->uri) {
+        return hifc_fail(-EINVAL, "open wants a device URI of less than 1024 bytes");
+    }
+    struct hifc_ns *ns = create(uri, opts);
+    if (!ns) {
+        return hifc_fail(-ENOMEM, "no memory for a namespace");
+    }
+    uint64_t highest = 0;
+    int error = set_defaults(&ns->opts);
+    error = error ? error
+                  : hifc_device_open(uri, ns->read_only ? HIFC_DEVICE_READ_ONLY : 0, &ns->device);
+    error = error ? error : open_engine(ns);
+    error = error ? error : hifc_superblock_read(ns->io, &ns->sb, &highest);
+    error = error ? error : open_tables(ns);
+    error = error ? error : open_epoch(ns, highest);
+    error = error ? error : ns_recover(ns);
+    error = error ? error : ns_janitor_start(ns);
+    error = error ? error : open_owner(ns);
+    if (error) {
+        struct hifc_error kept;
+        hifc_error_copy(&kept);
+        ns_janitor_stop(ns);
+        destroy(ns);
+        hifc_error_adopt(&kept);
+        return error;
+    }
+    *out = ns;
+    return 0;
+}
+
+/* ---- close ---------------------------------------------------------------------------------- */
+
+static void abort_reservations(struct hifc_ns *ns)
+{
+    pthread_mutex_lock(&ns->mutex);
+    ns_reservations_expire(ns, UINT64_MAX);
+    for (struct ns_open *open = ns->open_list; open; open = open->next) {
+        ns_open_close(ns, open);
+    }
+    pthread_mutex_unlock(&ns->mutex);
+}
+
+static int seal_all(struct hifc_ns *ns)
+{
+    int error = 0;
+    for (struct ns_open *open = ns->open_list, *next; open; open = next) {
+        next = open->next;
+        int sealed = ns_seal(ns, open);
+        error = error ? error : sealed;
+    }
+    return error;
+}
+
+int ns_shutdown(struct hifc_ns *ns)
+{
+    int error = hifc_drain(ns, DRAIN_AT_CLOSE_US);
+    atomic_store_explicit(&ns->closed, true, memory_order_release);
+    ns_janitor_stop(ns);
+    if (ns->read_only) {
+        return error;
+    }
+    abort_reservations(ns);
+    int settled = ns_settle(ns, DRAIN_AT_CLOSE_US);
+    error = error ? error : settled;
+    if (!settled) {
+        int sealed = seal_all(ns);
+        error = error ? error : sealed;
+    }
+    if (!error) {
+        error = ns_flush(ns);
+    }
+    if (!error) {
+        ns->sb.sequence++;
+        ns->sb.clean = 1;
+        error = hifc_superblock_write(ns->io, &ns->sb);
+    }
+    return error;
+}
+
+HIFC_API int hifc_close(struct hifc_ns *ns)
+{
+    if (!ns) {
+        return 0;
+    }
+    if (hifc_forked_since(ns->fork_generation)) {
+        return hifc_fail(-ESHUTDOWN, "this namespace belongs to the parent process, which closes "
+                                     "it");
+    }
+    int error = 0;
+    hifc_owner_stop(ns->owner);
+    if (!atomic_load(&ns->closed)) {
+        error = ns_shutdown(ns);
+    }
+    struct hifc_error kept;
+    hifc_error_copy(&kept);
+    destroy(ns);
+    if (error) {
+        hifc_error_adopt(&kept);
+    }
+    return error;
+}
+
+HIFC_API int hifc_format(const char *uri, const struct hifc_format_opts *opts)
+{
+    struct hifc_device *device = NULL;
+    struct hifc_engine *engine = NULL;
+    struct hifc_blockio *io = NULL;
+    struct hifc_format_opts none = {0};
+    struct hifc_engine_opts engine_opts = {.queue_depth = 64, .command_timeout_ms = 30000};
+    struct hifc_error kept;
+
+    int error = hifc_device_open(uri, HIFC_DEVICE_CREATE, &device);
+    error = error ? error : hifc_engine_create(device, &engine_opts, &engine);
+    error = error ? error : hifc_blockio_create(device, engine, &io);
+    error = error ? error : hifc_format_device(io, opts ? opts : &none);
+    hifc_error_copy(&kept);
+    if (engine) {
+        hifc_engine_destroy(engine);
+    }
+    if (io) {
+        hifc_blockio_destroy(io);
+    }
+    if (device) {
+        hifc_device_close(device);
+    }
+    if (error) {
+        hifc_error_adopt(&kept);
+    }
+    return error;
+}
+
+/* ---- state ---------------------------------------------------------------------------------- */
+
+HIFC_API void *hifc_pool_base(struct hifc_ns *ns, uint32_t pool, uint64_t *size_bytes)
+{
+    if (ns_enter(ns) != 0) {
+        return NULL;
+    }
+    uint64_t used, peak;
+    if (size_bytes && pool == 0) {
+        hifc_pools_usage(ns->pools, &used, &peak, size_bytes);
+    }
+    return hifc_pools_resolve(ns->pools, pool, 0, 0);
+}
+
+HIFC_API int hifc_buffer_alloc(struct hifc_ns *ns, uint64_t size_bytes, uint64_t *offset)
+{
+    int error = ns_enter(ns);
+    return error ? error : hifc_pools_alloc(ns->pools, size_bytes, offset);
+}
+
+HIFC_API int hifc_buffer_free(struct hifc_ns *ns, uint64_t offset)
+{
+    int error = ns_enter(ns);
+    return error ? error : hifc_pools_free(ns->pools, offset);
+}
+
+HIFC_API int hifc_pool_disown(struct hifc_ns *ns, void **base, uint64_t *size_bytes)
+{
+    int error = ns_enter(ns);
+    if (!error) {
+        hifc_pools_disown(ns->pools, base, size_bytes);
+    }
+    return error;
+}
+
+HIFC_API int hifc_pool_register(struct hifc_ns *ns, void *base, uint64_t size_bytes, uint32_t *pool)
+{
+    int error = ns_enter(ns);
+    return error ? error : hifc_pools_register(ns->pools, base, size_bytes, pool);
+}
+
+HIFC_API int hifc_pool_unregister(struct hifc_ns *ns, uint32_t pool)
+{
+    int error = ns_enter(ns);
+    error = error ? error : hifc_drain(ns, 2000ll * ns->opts.command_timeout_ms);
+    return error ? error : hifc_pools_unregister(ns->pools, pool);
+}
+
+HIFC_API int hifc_health(struct hifc_ns *ns, uint8_t log[512])
+{
+    int error = ns_enter(ns);
+    return error ? error : hifc_device_health(ns->device, log);
+}
+
+static void space(struct hifc_ns *ns, struct hifc_stats *out)
+{
+    out->capacity_bytes = (uint64_t)ns->segment_count * ns->segment_size;
+    for (uint32_t i = 0; i < ns->segment_count; i++) {
+        const struct ns_segment *s = &ns->segments[i];
+        out->live_bytes += s->live_bytes;
+        out->metadata_bytes += s->metadata_bytes;
+        out->segments_damaged += s->state == NS_DAMAGED;
+        if (s->state == NS_FREE) {
+            out->free_bytes += ns->segment_size;
+        } else if (s->state == NS_OPEN) {
+            out->free_bytes += ns->segment_size - s->used_bytes;
+        }
+    }
+    out->dead_bytes =
+        out->capacity_bytes - out->live_bytes - out->metadata_bytes - out->free_bytes;
+}
+
+HIFC_API int hifc_stats(struct hifc_ns *ns, struct hifc_stats *out)
+{
+    int error = ns_enter(ns);
+    if (error) {
+        return error;
+    }
+    struct hifc_engine_stats io;
+    hifc_engine_stats_get(ns->engine, &io);
+    pthread_mutex_lock(&ns->mutex);
+    *out = ns->stats;
+    memcpy(out->uuid, ns->sb.uuid, sizeof out->uuid);
+    memcpy(out->label, ns->sb.label, sizeof out->label);
+    space(ns, out);
+    out->segment_size_bytes = ns->segment_size;
+    out->segments = ns->segment_count;
+    out->segments_free = ns->free_count;
+    out->direct = ns->device->geometry.direct;
+    out->open_epoch = ns->sb.open_epoch;
+    out->entries = hifc_index_count(ns->index);
+    out->entries_swap = ns->entries_swap;
+    out->index_bytes = hifc_index_bytes(ns->index);
+    out->requests_inflight = ns->requests_inflight;
+    out->reservations = ns->reservation_count;
+    out->leases = ns->lease_count;
+    pthread_mutex_unlock(&ns->mutex);
+    out->device_read_bytes = io.read_bytes;
+    out->device_write_bytes = io.write_bytes;
+    out->device_read_commands = io.read_commands;
+    out->device_write_commands = io.write_commands;
+    out->poll_count = io.poll_count;
+    out->poll_empty_count = io.poll_empty_count;
+    hifc_pools_usage(ns->pools, &out->buffer_used_bytes, &out->buffer_peak_bytes,
+                     &out->buffer_size_bytes);
+    return 0;
+}
+
+/* ---- the library ---------------------------------------------------------------------------- */
+
+HIFC_API uint32_t hifc_abi_version(void)
+{
+    return HIFC_ABI_VERSION;
+}
+
+HIFC_API size_t hifc_sizeof(const char *name)
+{
+#define SIZE_OF(type) {#type, sizeof(struct hifc_##type)}
+    static const struct {
+        const char *name;
+        size_t size;
+    } sizes[] = {SIZE_OF(key),         SIZE_OF(req),   SIZE_OF(error),       SIZE_OF(format_opts),
+                 SIZE_OF(open_opts),   SIZE_OF(entry), SIZE_OF(ticket_info), SIZE_OF(event),
+                 SIZE_OF(stats),       SIZE_OF(check_result)};
+#undef SIZE_OF
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (strncmp(name, "hifc_", 5) == 0 ? strcmp(name + 5, sizes[i].name) == 0
+                                           : strcmp(name, sizes[i].name) == 0) {
+            return sizes[i].size;
+        }
+    }
+    return 0;
+}

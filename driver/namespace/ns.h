@@ -1,0 +1,433 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ns.h - the insides of an open namespace, shared by the files of this folder only.
+ *
+ * Invariants
+ *   - an index slot that is neither PENDING nor QUARANTINED names bytes that a batch header of the
+ *     same segment and generation carries under the same key;
+ *   - batches of a segment become visible and are acknowledged in the order of their headers;
+ *   - a segment is freed only when no slot names it, nobody reads it (pins), no lease holds it, and
+ *     what replaced its entries has been flushed;
+ *   - whatever is added to an open segment leaves room for its summary and footer.
+ *
+ * Threads. `mutex` guards everything below it. It is taken once per submitted and once per completed
+ * batch, and never held across I/O. Engine callbacks (chunk, done) run on the driving thread
+ * without it; they touch their own operation or batch and the two `done` lists, which belong to
+ * the driving thread, and ns_batch_end then takes it once for all of them. The janitor (a thread
+ * with the reactor, else whoever submits or waits) does what blocks: sealing, reclaim, expiry.
+ */
+#ifndef HIFC_NS_H
+#define HIFC_NS_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/engine.h"
+#include "error.h"
+#include "hifc.h"
+#include "namespace/index.h"
+#include "namespace/layout.h"
+
+/* ---- bounds --------------------------------------------------------------------------------- */
+
+#define NS_BATCHES_MAX 128u           /* forming or in flight */
+#define NS_BATCH_SPANS_MAX (1u + 2u * HIFC_BATCH_ENTRIES_MAX)
+#define NS_SEGMENTS_RESERVE 3u        /* kept back from puts: reclaim and delete always have room */
+#define NS_SEGMENTS_LOW 2u            /* reclaim starts when so few are left above the reserve */
+#define NS_CLOSING_MAX 8u             /* full segments that wait for their reservations or seal */
+#define NS_SHAPES_MAX 128u            /* different part counts at a time */
+#define NS_TABLES_MAX 4096u           /* checksum tables kept in memory */
+#define NS_TABLE_PARTS_CACHED_MAX 4096u
+#define NS_APPEND_ATTEMPTS_MAX 2u     /* a put is written to this many segments before it fails */
+#define NS_PAGES_GROW 16u             /* internal pages taken from the pool at a time */
+#define NS_OP_CRCS_INLINE 16u
+#define NS_TICK_MS 100u
+
+enum ns_state {
+    NS_FREE,
+    NS_OPEN,       /* appended to */
+    NS_CLOSING,    /* full; waits for batches in flight, reservations, then its seal */
+    NS_SEALED,
+    NS_RECLAIMING, /* its entries are being moved or evicted */
+    NS_DAMAGED     /* its header is unreadable: not used, counted, left as it is */
+};
+
+enum ns_stream { NS_STREAM_REUSE, NS_STREAM_SWAP, NS_STREAM_REUSE_MOVED, NS_STREAM_SWAP_MOVED,
+                 NS_STREAMS };
+
+struct ns_open;
+
+struct ns_segment {
+    uint64_t generation;
+    uint64_t open_sequence;
+    uint64_t live_bytes; /* extents that slots name, pending ones included */
+    uint32_t live_entries;
+    uint32_t used_bytes; /* where the next batch begins */
+    uint32_t payload_bytes; /* extents placed in it, live or dead */
+    uint32_t metadata_bytes;
+    uint32_t tombstones; /* in its summary */
+    uint32_t pins;    /* reads in flight, replaced values whose successor is in flight */
+    uint32_t leases;
+    uint8_t state; /* enum ns_state */
+    uint8_t cls;   /* enum hifc_class */
+    bool stuck;    /* reclaim failed on it for good: left alone until the next open */
+    struct ns_open *open; /* OPEN and CLOSING only */
+    /* SEALED, but its summary could not be written: kept here. */
+    struct hifc_summary_entry *entries;
+    uint32_t entry_count;
+};
+
+struct ns_batch;
+
+/* The writing side of a segment. */
+struct ns_open {
+    struct hifc_ns *ns;
+    struct ns_open *next;      /* ns->open_list */
+    struct ns_open *next_done; /* driving thread's */
+    uint32_t segment;
+    uint8_t stream;
+    bool header_done;
+    bool failed;
+    uint32_t chain;        /* checksum of the last closed header */
+    uint32_t batch_count;  /* closed */
+    uint32_t entry_count_max; /* entries it may end with: written, forming, reserved */
+    uint32_t reservations; /* outstanding */
+    uint32_t inflight;     /* batches closed and not yet completed */
+    struct ns_batch *forming;
+    struct ns_batch *head, **tail; /* closed and not acknowledged, in order */
+    struct hifc_summary_entry *entries;
+    uint32_t entry_count, entry_capacity;
+    uint64_t first_sequence, last_sequence;
+    /* what is acknowledged: what the footer will say */
+    uint32_t acknowledged_chain, acknowledged_batches, acknowledged_bytes;
+    struct hifc_segment_header *header;
+    struct hifc_xfer header_xfer;
+    struct hifc_span header_span;
+};
+
+enum ns_op_kind { NS_OP_PUT, NS_OP_MOVE, NS_OP_TOMBSTONE, NS_OP_PUBLISH, NS_OP_READ, NS_OP_WRITE };
+
+struct ns_reservation;
+
+/* One request in flight, or one entry being moved by the janitor. */
+struct ns_op {
+    struct hifc_ns *ns;
+    struct ns_op *next;
+    struct hifc_req *req;       /* NULL: a move */
+    struct hifc_ticket *ticket; /* NULL: a move */
+    struct hifc_key key;
+    uint8_t kind;
+    uint8_t cls;
+    uint8_t attempts;
+    bool has_previous;
+    int32_t status;
+    uint32_t length;
+    uint32_t part_count;
+    uint32_t checksum; /* bound */
+    uint32_t segment;
+    uint32_t offset; /* units of 16 bytes within the segment */
+    struct hifc_slot previous; /* what a put replaces, what a move moves */
+    struct ns_reservation *reservation;
+    /* memory */
+    struct hifc_span payload;
+    uint8_t *tail; /* value's last partial page, checksum table */
+    uint32_t tail_bytes;
+    uint32_t body_bytes; /* of the value, moved without a copy */
+    struct hifc_span spans[2];
+    struct hifc_xfer xfer;
+    /* reads */
+    struct hifc_xfer table_xfer;
+    struct hifc_span table_span;
+    uint8_t *table_memory; /* pages that hold the table */
+    uint32_t table_memory_bytes;
+    uint32_t pending;      /* transfers */
+    uint32_t value_offset; /* asked for */
+    uint32_t want_bytes;
+    uint32_t cover_offset; /* read: whole parts */
+    uint32_t cover_bytes;
+    uint32_t first_part, parts;
+    uint8_t *bounce;
+    uint32_t bounce_bytes;
+    bool packed, expected_known, corrupt;
+    uint32_t *computed; /* raw CRC of each covered part */
+    uint32_t *expected;
+    uint32_t crcs_inline[2 * NS_OP_CRCS_INLINE];
+};
+
+struct ns_batch {
+    struct ns_batch *next;        /* within its segment */
+    struct ns_batch *next_global; /* by sequence */
+    struct ns_batch *next_done;   /* driving thread's */
+    struct ns_open *open;
+    struct ns_op *ops, **ops_tail; /* in entry order */
+    uint64_t sequence;
+    uint32_t offset;      /* within the segment */
+    uint32_t bytes;       /* header, payloads, reserved room */
+    uint32_t write_bytes; /* without the reserved room, which stands last */
+    uint32_t entry_count;
+    uint32_t span_count;
+    uint32_t pending; /* transfers */
+    bool completed;
+    int32_t error;
+    struct hifc_batch_header *header;
+    uint8_t *packed; /* page that small values are packed into, and how much of it is taken */
+    uint32_t packed_offset, packed_used;
+    uint32_t page_count;
+    void *pages[HIFC_BATCH_ENTRIES_MAX];
+    struct hifc_xfer xfer;
+    struct hifc_span spans[NS_BATCH_SPANS_MAX];
+};
+
+enum ns_reservation_state { NS_RESERVATION_UNUSED, NS_RESERVATION_OPEN, NS_RESERVATION_COMMITTING };
+
+struct ns_reservation {
+    uint8_t state;
+    bool failed;
+    uint8_t cls;
+    uint32_t lap; /* handle = lap << 32 | index + 1 */
+    uint32_t index;
+    struct hifc_key key;
+    uint32_t segment;
+    uint32_t offset;
+    uint32_t length;
+    uint32_t part_count;
+    uint32_t unit_bytes; /* of `written`: a part, or a page where there is one part */
+    uint32_t units, units_written;
+    uint32_t writes_inflight;
+    uint64_t deadline_ns;
+    uint8_t *written; /* a byte a unit */
+    uint32_t *crcs;   /* raw, a part */
+    uint8_t *tail;
+    uint32_t tail_bytes, body_bytes;
+    struct ns_op *commit; /* waits for writes in flight */
+    uint32_t next_free;
+};
+
+struct ns_lease {
+    uint64_t id; /* 0: unused */
+    uint64_t deadline_ns;
+    uint32_t *segments;
+    uint32_t count;
+};
+
+struct ns_table {
+    uint64_t generation;
+    uint32_t segment, offset;
+    uint32_t part_count;
+    uint32_t *crcs; /* NULL: unused */
+};
+
+struct hifc_ticket {
+    struct hifc_ns *ns;
+    struct hifc_ticket *next_free;
+    _Atomic uint32_t remaining; /* futex */
+    _Atomic uint32_t waiters;
+    int fd;
+    struct hifc_ticket_info info;
+    uint64_t start_ns;
+};
+
+struct ns_ghost; /* admission.c */
+
+struct hifc_ns {
+    struct hifc_device *device;
+    struct hifc_engine *engine;
+    struct hifc_pools *pools;
+    struct hifc_blockio *io;         /* the janitor's, and open's and close's */
+    struct hifc_owner *owner;
+    struct hifc_superblock sb;
+    struct hifc_open_opts opts;
+    uint64_t fork_generation;
+    uint32_t segment_size;
+    bool read_only;
+    _Atomic bool closed;
+    char uri[1024];
+
+    /* the driving thread's, without the mutex */
+    struct ns_op *done_ops, **done_ops_tail;
+    struct ns_batch *done_batches, **done_batches_tail;
+    struct ns_open *done_headers;
+    uint64_t read_bounce_bytes;
+
+    pthread_mutex_t mutex;
+    pthread_cond_t changed; /* completions, segments freed; waited for by sync, drain, janitor */
+    struct hifc_index *index;
+    struct ns_segment *segments;
+    uint32_t segment_count;
+    uint32_t free_count;
+    uint32_t *free_list;
+    struct ns_open *streams[NS_STREAMS]; /* the open segment of each, or NULL */
+    struct ns_open *open_list;
+    uint32_t closing_count;
+    uint64_t sequence;           /* of the last closed batch */
+    uint64_t completed_sequence; /* all up to it have completed */
+    uint64_t flushed_sequence;   /* all up to it are on stable media */
+    struct ns_batch *global_head, **global_tail;
+    struct hifc_xfer *issue, **issue_tail; /* gathered under the mutex, submitted after it */
+
+    struct ns_op *ops, *free_ops;
+    struct ns_batch *batches, *free_batches;
+    struct hifc_ticket *tickets, *free_tickets;
+    uint32_t tickets_count;
+    uint32_t requests_inflight;
+    void *free_pages;
+    uint32_t free_page_count;
+    uint32_t shapes[NS_SHAPES_MAX]; /* part counts; [0] is 1 */
+    uint32_t shape_count;
+    struct ns_table *tables;
+    struct ns_reservation *reservations;
+    uint32_t reservation_free, reservation_used;
+    uint32_t reservation_count;
+    struct ns_lease *leases;
+    uint32_t lease_count;
+    uint64_t lease_next;
+    struct hifc_event *events;
+    uint64_t event_head, event_tail, event_dropped;
+    struct ns_ghost *ghost;
+    int64_t budget_bytes;
+    uint64_t budget_time_ns;
+    int64_t reinsert_credit_bytes;
+    uint64_t entries_swap;
+    struct hifc_stats stats; /* counters; hifc_stats fills in the rest */
+    struct hifc_error last_device_error;
+
+    /* janitor */
+    pthread_t janitor;
+    bool janitor_thread;
+    bool janitor_stop;
+    bool janitor_wanted;
+    bool janitor_running;
+    bool reclaim_exhausted; /* the last pass found nothing that may go; cleared when that changes */
+};
+
+/* ---- ns.c ----------------------------------------------------------------------------------- */
+uint64_t ns_now(void); /* CLOCK_MONOTONIC in ns */
+/* 0, or -ESHUTDOWN with the reason: closed, detached, or in a child of fork(). */
+int ns_enter(struct hifc_ns *ns);
+/* Flushes the device and moves the flushed mark to what had completed before. */
+int ns_flush(struct hifc_ns *ns);
+/* Closes forming batches and waits until every batch closed so far has completed. */
+int ns_settle(struct hifc_ns *ns, int64_t timeout_us);
+/* Ends all activity and releases the device; what close and detach have in common. */
+int ns_shutdown(struct hifc_ns *ns);
+/* Waits a little for something to change: polls when inline, else sleeps on `changed`. Mutex held. */
+void ns_wait_changed(struct hifc_ns *ns);
+
+/* ---- memory.c: operations, batches, pages; mutex held --------------------------------------- */
+int ns_memory_create(struct hifc_ns *ns);
+void ns_memory_destroy(struct hifc_ns *ns);
+struct ns_op *ns_op_alloc(struct hifc_ns *ns);
+void ns_op_free(struct hifc_ns *ns, struct ns_op *op); /* and its tail, bounce, tables */
+struct ns_batch *ns_batch_alloc(struct hifc_ns *ns);
+void ns_batch_free(struct hifc_ns *ns, struct ns_batch *batch);
+/* bytes: pages. One page comes from a free list, more from the pool. NULL: the pool is full. */
+uint8_t *ns_pages_alloc(struct hifc_ns *ns, uint32_t bytes);
+void ns_pages_free(struct hifc_ns *ns, uint8_t *memory, uint32_t bytes);
+void ns_issue(struct hifc_ns *ns, struct hifc_xfer *xfer);
+/* Submits what was gathered; call with the mutex held, returns with it released. */
+void ns_unlock_and_issue(struct hifc_ns *ns);
+/* The index of a part count in `shapes`, or -1 when too many are in use. */
+int ns_shape(struct hifc_ns *ns, uint32_t part_count);
+void ns_span_copy(uint8_t *out, const struct hifc_span *span, uint64_t position, uint64_t bytes);
+void ns_span_fill(const struct hifc_span *span, uint64_t position, const uint8_t *from,
+                  uint64_t bytes);
+void ns_span_zero(const struct hifc_span *span, uint64_t position, uint64_t bytes);
+uint32_t ns_span_crc(uint32_t crc, const struct hifc_span *span, uint64_t position,
+                     uint64_t bytes);
+
+/* ---- ticket.c ------------------------------------------------------------------------------- */
+int ns_tickets_create(struct hifc_ns *ns);
+void ns_tickets_destroy(struct hifc_ns *ns);
+struct hifc_ticket *ns_ticket_alloc(struct hifc_ns *ns, uint32_t requests); /* mutex held */
+/* Answers a request: mutex held. Wakes who waits when it was the ticket's last. */
+void ns_answer(struct hifc_ns *ns, struct hifc_ticket *ticket, struct hifc_req *req, int status,
+               uint64_t bytes, const struct hifc_error *error);
+
+/* ---- segments.c: mutex held ----------------------------------------------------------------- */
+uint64_t ns_segment_base(const struct hifc_ns *ns, uint32_t segment);
+/* The stream's segment with room for one more entry of extent bytes in batch-forming order, opening
+ * or rolling over as needed. status: HIFC_RETRY or HIFC_NO_SPACE where NULL. */
+struct ns_open *ns_stream_open(struct hifc_ns *ns, unsigned stream, uint64_t extent_bytes,
+                               bool reserve, int *status);
+bool ns_open_fits(const struct hifc_ns *ns, const struct ns_open *open, uint64_t bytes,
+                  uint32_t entries, uint32_t reservations);
+void ns_open_close(struct hifc_ns *ns, struct ns_open *open); /* OPEN -> CLOSING */
+void ns_open_destroy(struct hifc_ns *ns, struct ns_open *open);
+void ns_segment_live(struct hifc_ns *ns, uint32_t segment, uint32_t length, uint32_t part_count);
+void ns_segment_dead(struct hifc_ns *ns, uint32_t segment, uint32_t length, uint32_t part_count);
+void ns_slot_dead(struct hifc_ns *ns, const struct hifc_slot *slot);
+uint32_t ns_slot_parts(const struct hifc_ns *ns, const struct hifc_slot *slot);
+void ns_want_janitor(struct hifc_ns *ns);
+
+/* ---- append.c ------------------------------------------------------------------------------- */
+/* Adds op (put, move, tombstone) to its stream: 0, or HIFC_RETRY, HIFC_NO_SPACE. Mutex held. */
+int ns_append(struct hifc_ns *ns, struct ns_op *op, unsigned stream);
+/* Adds a publish entry to the segment of op->reservation. Mutex held. */
+int ns_append_publish(struct hifc_ns *ns, struct ns_op *op);
+/* Takes room for a reservation. Mutex held. */
+int ns_append_reserved(struct hifc_ns *ns, struct ns_reservation *reservation, unsigned stream);
+/* Closes forming batches that may go out: all when force, else those under batch_inflight. */
+void ns_close_forming(struct hifc_ns *ns, bool force);
+void ns_batches_completed(struct hifc_ns *ns, struct ns_batch *list);
+void ns_headers_completed(struct hifc_ns *ns, struct ns_open *list);
+
+/* ---- read.c --------------------------------------------------------------------------------- */
+/* Starts a get: 0 when in flight, else its answer. Mutex held. */
+int ns_read_start(struct hifc_ns *ns, struct ns_op *op, const struct hifc_req *req, uint8_t *base);
+void ns_read_completed(struct hifc_ns *ns, struct ns_op *op); /* mutex held */
+
+/* ---- reserve.c: mutex held ------------------------------------------------------------------ */
+int ns_reservations_create(struct hifc_ns *ns);
+void ns_reservations_destroy(struct hifc_ns *ns);
+int ns_reserve(struct hifc_ns *ns, struct hifc_req *req);
+/* crcs: raw CRC of each unit of the range (parts, or the whole range where there is one part). */
+int ns_reservation_write(struct hifc_ns *ns, struct ns_op *op, const struct hifc_req *req,
+                         const uint32_t *crcs);
+int ns_reservation_commit(struct hifc_ns *ns, struct ns_op *op, uint64_t handle);
+int ns_reservation_abort(struct hifc_ns *ns, uint64_t handle);
+struct ns_reservation *ns_reservation_find(struct hifc_ns *ns, uint64_t handle);
+void ns_reservation_write_completed(struct hifc_ns *ns, struct ns_op *op);
+/* The segment of these reservations cannot be written any more. */
+void ns_reservations_fail(struct hifc_ns *ns, uint32_t segment);
+void ns_reservations_expire(struct hifc_ns *ns, uint64_t now_ns);
+void ns_reservation_release(struct hifc_ns *ns, struct ns_reservation *reservation);
+
+/* ---- lookup.c: leases, events, tables ------------------------------------------------------- */
+int ns_lookup_create(struct hifc_ns *ns);
+void ns_lookup_destroy(struct hifc_ns *ns);
+void ns_leases_expire(struct hifc_ns *ns, uint64_t now_ns);
+void ns_event(struct hifc_ns *ns, const struct hifc_key *key, uint32_t kind, uint32_t length);
+const uint32_t *ns_table_find(struct hifc_ns *ns, uint32_t segment, uint32_t offset,
+                              uint32_t part_count);
+void ns_table_keep(struct hifc_ns *ns, uint32_t segment, uint32_t offset, uint32_t part_count,
+                   const uint32_t *crcs);
+
+/* ---- admission.c: mutex held ---------------------------------------------------------------- */
+int ns_admission_create(struct hifc_ns *ns);
+void ns_admission_destroy(struct hifc_ns *ns);
+bool ns_admit(struct hifc_ns *ns, const struct hifc_key *key, uint64_t bytes);
+
+/* ---- janitor.c, reclaim.c ------------------------------------------------------------------- */
+int ns_janitor_start(struct hifc_ns *ns);
+void ns_janitor_stop(struct hifc_ns *ns);
+/* Inline: does what waits to be done. No mutex held. */
+void ns_janitor_inline(struct hifc_ns *ns);
+/* Seals a CLOSING segment at rest; blocks. No mutex held. */
+int ns_seal(struct hifc_ns *ns, struct ns_open *open);
+/* Writes summary and footer of a segment: what seal and recovery share. Blocks. */
+int ns_seal_write(struct hifc_ns *ns, uint32_t segment, struct hifc_footer *footer,
+                  const struct hifc_summary_entry *entries, uint32_t entry_count);
+/* Frees every segment in which nothing is live; blocks. The count freed, or negative errno. */
+int ns_reclaim_dead(struct hifc_ns *ns);
+/* Empties one segment and frees it; blocks. 1: progress, 0: nothing may go, negative errno. */
+int ns_reclaim_one(struct hifc_ns *ns);
+/* Reads the summary of a sealed segment; *entries is the caller's to free. */
+int ns_summary_read(struct hifc_ns *ns, uint32_t segment, struct hifc_summary_entry **entries,
+                    uint32_t *entry_count);
+
+/* ---- open.c --------------------------------------------------------------------------------- */
+int ns_recover(struct hifc_ns *ns);
+
+#endif

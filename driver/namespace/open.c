@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * open.c - what open makes of a recovery: the segment table, the index, and a summary for each
+ * segment that was open when the last owner stopped. Runs before anything else does, so it takes no
+ * mutex.
+ */
+#include "namespace/recover.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "namespace/ns.h"
+
+static uint32_t summary_bytes(uint32_t entries)
+{
+    uint64_t bytes = (uint64_t)entries * sizeof(struct hifc_summary_entry);
+    return (uint32_t)((bytes + HIFC_PAGE_BYTES - 1) / HIFC_PAGE_BYTES * HIFC_PAGE_BYTES);
+}
+
+static void keep_entries(struct ns_segment *segment, const struct hifc_recovered_segment *found)
+{
+    size_t bytes = found->entry_count * sizeof *found->entries;
+    segment->entries = malloc(bytes ? bytes : 1);
+    if (segment->entries && bytes > 0) {
+        memcpy(segment->entries, found->entries, bytes);
+    }
+    segment->entry_count = found->entry_count;
+}
+
+/* A segment that was open is sealed with what was accepted and never appended to again. */
+static int seal_scanned(struct hifc_ns *ns, const struct hifc_recovered_segment *found)
+{
+    struct ns_segment *segment = &ns->segments[found->segment];
+    struct hifc_footer footer = {.epoch = found->epoch,
+                                 .first_sequence = found->first_sequence,
+                                 .last_sequence = found->last_sequence,
+                                 .batch_count = found->batch_count,
+                                 .chain = found->chain,
+                                 .used_bytes = found->used_bytes,
+                                 .cls = found->cls};
+    if (ns->read_only) {
+        keep_entries(segment, found);
+        return segment->entries ? 0 : hifc_fail(-ENOMEM, "no memory for a summary");
+    }
+    /* What was accepted by its payload may still sit in a volatile cache: the summary must not
+     * reach the media before it. */
+    int error = hifc_blockio_flush(ns->io);
+    return error ? error
+                 : ns_seal_write(ns, found->segment, &footer, found->entries, found->entry_count);
+}
+
+static int segment_found(void *ctx, const struct hifc_recovered_segment *found)
+{
+    struct hifc_ns *ns = ctx;
+    struct ns_segment *segment = &ns->segments[found->segment];
+    segment->generation = found->generation;
+    segment->cls = found->cls;
+    segment->open_sequence = found->open_sequence;
+    segment->state = NS_SEALED;
+    switch (found->state) {
+    case HIFC_RECOVERED_FREE:
+        segment->state = NS_FREE;
+        return 0;
+    case HIFC_RECOVERED_DAMAGED:
+        segment->state = NS_DAMAGED;
+        segment->cls = HIFC_REUSE; /* unknown: so that tombstones are kept while it is there */
+        segment->metadata_bytes = ns->segment_size;
+        return 0;
+    case HIFC_RECOVERED_SWAP_DEAD:
+        segment->metadata_bytes = HIFC_PAGE_BYTES;
+        ns->janitor_wanted = true;
+        return 0;
+    default:
+        segment->used_bytes = found->used_bytes;
+        segment->metadata_bytes =
+            (found->batch_count + 2) * HIFC_PAGE_BYTES + summary_bytes(found->entry_count);
+        segment->payload_bytes =
+            found->used_bytes - (found->batch_count + 1) * HIFC_PAGE_BYTES;
+        ns->janitor_wanted |= found->entry_count == 0;
+        return found->state == HIFC_RECOVERED_SCANNED ? seal_scanned(ns, found) : 0;
+    }
+}
+
+static int apply_value(struct hifc_ns *ns, uint32_t segment, const struct hifc_disk_entry *entry,
+                       struct hifc_slot *slot)
+{
+    int shape = ns_shape(ns, entry->part_count > 1 ? entry->part_count : 1);
+    if (shape < 0) {
+        return hifc_fail(-ENOSPC, "this namespace holds more than %u different part counts",
+                         NS_SHAPES_MAX);
+    }
+    if (slot) {
+        ns_slot_dead(ns, slot);
+    } else {
+        slot = hifc_index_insert(ns->index, &entry->key);
+        if (!slot) {
+            return hifc_fail(-ENOSPC, "more entries than index_entries_max allows: raise it");
+        }
+    }
+    slot->checksum = entry->checksum;
+    slot->segment = segment;
+    slot->offset = entry->offset;
+    slot->length = entry->length;
+    slot->heat = 0;
+    slot->flags = HIFC_SLOT_USED;
+    hifc_slot_set_shape(slot, (unsigned)shape);
+    ns_segment_live(ns, segment, entry->length, ns->shapes[shape]);
+    return 0;
+}
+
+static int entry_found(void *ctx, uint32_t segment, const struct hifc_summary_entry *summary)
+{
+    struct hifc_ns *ns = ctx;
+    const struct hifc_disk_entry *entry = &summary->entry;
+    struct hifc_slot *slot = hifc_index_find(ns->index, &entry->key);
+    if (entry->kind == HIFC_ENTRY_TOMBSTONE) {
+        ns->segments[segment].tombstones++;
+        if (slot) {
+            ns_slot_dead(ns, slot);
+            hifc_index_remove(ns->index, slot);
+        }
+        return 0;
+    }
+    return apply_value(ns, segment, entry, slot);
+}
+
+int ns_recover(struct hifc_ns *ns)
+{
+    struct hifc_recover_opts opts = {0};
+    struct hifc_recover_callbacks callbacks = {
+        .ctx = ns, .segment = segment_found, .apply = entry_found};
+    struct hifc_recover_result result;
+    uint64_t start = ns_now();
+    int error = hifc_recover(ns->io, &ns->sb, &opts, &callbacks, &result);
+    if (error) {
+        return error;
+    }
+    /* From the back, so that the lowest free segment is taken first. */
+    for (uint32_t i = ns->segment_count; i-- > 0;) {
+        if (ns->segments[i].state == NS_FREE) {
+            ns->free_list[ns->free_count++] = i;
+        } else if (ns->segments[i].live_entries == 0) {
+            ns->janitor_wanted = true;
+        }
+    }
+    ns->sequence = ns->completed_sequence = result.next_sequence - 1;
+    ns->flushed_sequence = result.flushed_sequence;
+    ns->stats.recovery_ns = ns_now() - start;
+    ns->stats.recovered_entries = hifc_index_count(ns->index);
+    ns->stats.recovery_dropped = result.dropped;
+    ns->stats.recovery_damaged = result.damaged;
+    return 0;
+}

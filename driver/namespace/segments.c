@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * segments.c - which segment is what: opening one for a stream, rolling over to the next,
+ * live bytes. Mutex held throughout; nothing here blocks.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "namespace/ns.h"
+
+uint64_t ns_segment_base(const struct hifc_ns *ns, uint32_t segment)
+{
+    return hifc_segment_offset(ns->segment_size, segment);
+}
+
+void ns_want_janitor(struct hifc_ns *ns)
+{
+    if (!ns->janitor_wanted) {
+        ns->janitor_wanted = true;
+        pthread_cond_broadcast(&ns->changed);
+    }
+}
+
+static uint64_t summary_bytes(uint32_t entries)
+{
+    uint64_t bytes = (uint64_t)entries * sizeof(struct hifc_summary_entry);
+    return (bytes + HIFC_PAGE_BYTES - 1) & ~(uint64_t)(HIFC_PAGE_BYTES - 1);
+}
+
+bool ns_open_fits(const struct hifc_ns *ns, const struct ns_open *open, uint64_t bytes,
+                  uint32_t entries, uint32_t reservations)
+{
+    /* Each reservation may need a header page of its own to be published. */
+    uint64_t need = ns->segments[open->segment].used_bytes + bytes;
+    need += (uint64_t)(open->reservations + reservations) * HIFC_PAGE_BYTES;
+    need += summary_bytes(open->entry_count_max + entries + reservations) + HIFC_PAGE_BYTES;
+    return need <= ns->segment_size;
+}
+
+static void header_done(struct hifc_xfer *xfer)
+{
+    struct ns_open *open = xfer->owner;
+    open->next_done = open->ns->done_headers;
+    open->ns->done_headers = open;
+}
+
+/* Takes the lowest free segment, so that a young device is used from its front. */
+static struct ns_open *segment_open(struct hifc_ns *ns, unsigned stream)
+{
+    struct ns_open *open = calloc(1, sizeof *open);
+    uint8_t *page = open ? ns_pages_alloc(ns, HIFC_PAGE_BYTES) : NULL;
+    if (!page) {
+        free(open);
+        return NULL;
+    }
+    uint32_t index = ns->free_list[--ns->free_count];
+    struct ns_segment *segment = &ns->segments[index];
+    uint8_t cls = stream == NS_STREAM_SWAP || stream == NS_STREAM_SWAP_MOVED ? HIFC_SWAP
+                                                                             : HIFC_REUSE;
+    *segment = (struct ns_segment){.generation = segment->generation,
+                                   .open_sequence = ns->sequence + 1,
+                                   .used_bytes = HIFC_PAGE_BYTES,
+                                   .metadata_bytes = HIFC_PAGE_BYTES,
+                                   .state = NS_OPEN,
+                                   .cls = cls,
+                                   .open = open};
+    open->ns = ns;
+    open->segment = index;
+    open->stream = (uint8_t)stream;
+    open->tail = &open->head;
+    open->header = (struct hifc_segment_header *)page;
+    memset(page, 0, HIFC_PAGE_BYTES);
+    open->header->generation = segment->generation;
+    open->header->epoch = ns->sb.open_epoch;
+    open->header->open_sequence = segment->open_sequence;
+    open->header->segment = index;
+    open->header->state = HIFC_DISK_OPEN;
+    open->header->cls = cls;
+    hifc_page_seal(page, HIFC_MAGIC_SEGMENT, ns->sb.uuid, ns_segment_base(ns, index), 0);
+    open->chain = open->acknowledged_chain = open->header->head.checksum;
+    open->acknowledged_bytes = HIFC_PAGE_BYTES;
+    open->header_span = (struct hifc_span){.base = page, .bytes = HIFC_PAGE_BYTES};
+    open->header_xfer = (struct hifc_xfer){.spans = &open->header_span,
+                                           .span_count = 1,
+                                           .op = HIFC_IO_WRITE,
+                                           .offset_bytes = ns_segment_base(ns, index),
+                                           .length_bytes = HIFC_PAGE_BYTES,
+                                           .done = header_done,
+                                           .owner = open};
+    ns_issue(ns, &open->header_xfer);
+    open->next = ns->open_list;
+    ns->open_list = open;
+    ns->streams[stream] = open;
+    return open;
+}
+
+void ns_open_close(struct hifc_ns *ns, struct ns_open *open)
+{
+    struct ns_segment *segment = &ns->segments[open->segment];
+    if (segment->state != NS_OPEN) {
+        return;
+    }
+    segment->state = NS_CLOSING;
+    ns->closing_count++;
+    if (ns->streams[open->stream] == open) {
+        ns->streams[open->stream] = NULL;
+    }
+    ns_want_janitor(ns);
+}
+
+void ns_open_destroy(struct hifc_ns *ns, struct ns_open *open)
+{
+    struct ns_open **link = &ns->open_list;
+    while (*link != open) {
+        link = &(*link)->next;
+    }
+    *link = open->next;
+    ns->segments[open->segment].open = NULL;
+    ns_pages_free(ns, (uint8_t *)open->header, HIFC_PAGE_BYTES);
+    free(open->entries);
+    free(open);
+}
+
+/* How many free segments a stream must leave: what frees space may use the reserve. */
+static uint32_t reserve_for(unsigned stream, bool frees_space)
+{
+    if (stream == NS_STREAM_REUSE_MOVED || stream == NS_STREAM_SWAP_MOVED) {
+        return 0;
+    }
+    return frees_space ? 1 : NS_SEGMENTS_RESERVE;
+}
+
+struct ns_open *ns_stream_open(struct hifc_ns *ns, unsigned stream, uint64_t extent_bytes,
+                               bool reserve, int *status)
+{
+    struct ns_open *open = ns->streams[stream];
+    /* Worst case: a header page and a page for packed values besides the extent. */
+    uint64_t bytes = extent_bytes + 2 * HIFC_PAGE_BYTES;
+    uint32_t entries = reserve ? 0 : 1;
+    if (open && !open->failed && ns_open_fits(ns, open, bytes, entries, reserve)) {
+        return open;
+    }
+    uint32_t keep = reserve_for(stream, extent_bytes == 0);
+    if (ns->free_count <= keep + NS_SEGMENTS_LOW) {
+        ns_want_janitor(ns);
+    }
+    if (ns->free_count <= keep) {
+        *status = ns->reclaim_exhausted ? HIFC_NO_SPACE : HIFC_RETRY;
+        return NULL;
+    }
+    if (ns->closing_count >= NS_CLOSING_MAX + NS_STREAMS) {
+        ns_want_janitor(ns);
+        *status = HIFC_RETRY;
+        return NULL;
+    }
+    if (open) {
+        ns_open_close(ns, open);
+    }
+    open = segment_open(ns, stream);
+    if (!open) {
+        *status = HIFC_RETRY;
+    }
+    return open;
+}
+
+/* ---- accounting ----------------------------------------------------------------------------- */
+
+void ns_segment_live(struct hifc_ns *ns, uint32_t segment, uint32_t length, uint32_t part_count)
+{
+    ns->segments[segment].live_bytes += hifc_extent_bytes(length, part_count);
+    ns->segments[segment].live_entries++;
+}
+
+void ns_segment_dead(struct hifc_ns *ns, uint32_t segment, uint32_t length, uint32_t part_count)
+{
+    ns->segments[segment].live_bytes -= hifc_extent_bytes(length, part_count);
+    ns->segments[segment].live_entries--;
+    ns->reclaim_exhausted = false;
+    if (ns->segments[segment].live_entries == 0 && ns->segments[segment].state == NS_SEALED) {
+        ns_want_janitor(ns);
+    }
+}
+
+uint32_t ns_slot_parts(const struct hifc_ns *ns, const struct hifc_slot *slot)
+{
+    return ns->shapes[hifc_slot_shape(slot)];
+}
+
+void ns_slot_dead(struct hifc_ns *ns, const struct hifc_slot *slot)
+{
+    ns_segment_dead(ns, slot->segment, slot->length, ns_slot_parts(ns, slot));
+}
