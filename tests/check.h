@@ -25,7 +25,7 @@ struct check_test {
 };
 
 static struct check_test *check_tests;
-static struct check_test **check_tail = &check_tests;
+__attribute__((unused)) static struct check_test **check_tail = &check_tests;
 
 #define TEST(test_name)                                                                      \
     static void test_name(void);                                                             \

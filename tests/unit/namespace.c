@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * namespace.c - the namespace through its public functions, on the ram device.
+ */
+#include "check.h"
+
+#include <errno.h>
+
+#include "device/ram.h"
+
+#define NAME "ram://namespace-test?size=16MiB"
+
+static struct hifc_ns *ns;
+static uint8_t *pool;
+
+static void open_ns(uint32_t drive)
+{
+    struct hifc_open_opts opts = {.drive = drive, .pool_size_bytes = 8u << 20};
+    CHECK_EQ(hifc_open(NAME, &opts, &ns), 0);
+    uint64_t size;
+    pool = hifc_pool_base(ns, 0, &size);
+    CHECK(pool != NULL);
+}
+
+static void format_ns(void)
+{
+    struct hifc_format_opts format = {.segment_size_bytes = 512u << 10, .force = 1};
+    CHECK_EQ(hifc_format(NAME, &format), 0);
+}
+
+static struct hifc_key key_of(uint32_t n)
+{
+    struct hifc_key key = {{0}};
+    memcpy(key.bytes, &n, sizeof n);
+    key.bytes[15] = 1;
+    return key;
+}
+
+static void fill(uint8_t *data, uint32_t seed, uint32_t bytes)
+{
+    uint64_t state = seed * 0x9e3779b97f4a7c15ull + 1;
+    for (uint32_t i = 0; i < bytes; i++) {
+        state = state * 6364136223846793005ull + 1442695040888963407ull;
+        data[i] = (uint8_t)(state >> 56);
+    }
+}
+
+static int run(struct hifc_req *reqs, uint32_t count)
+{
+    struct hifc_ticket *ticket;
+    CHECK_EQ(hifc_submit(ns, reqs, count, &ticket), 0);
+    CHECK_EQ(hifc_ticket_wait(ticket, 10000000), 1);
+    hifc_ticket_free(ticket);
+    return reqs[0].status;
+}
+
+static int put(uint32_t n, uint64_t offset, uint32_t length, uint32_t parts, uint8_t cls)
+{
+    fill(pool + offset, n, length);
+    struct hifc_req req = {.op = HIFC_OP_PUT, .cls = cls, .key = key_of(n),
+                           .buffer_offset = offset, .length = length, .part_count = parts};
+    return run(&req, 1);
+}
+
+static int get(uint32_t n, uint64_t offset, uint32_t value_offset, uint32_t length)
+{
+    struct hifc_req req = {.op = HIFC_OP_GET, .key = key_of(n), .buffer_offset = offset,
+                           .value_offset = value_offset, .length = length};
+    return run(&req, 1);
+}
+
+static int delete(uint32_t n)
+{
+    struct hifc_req req = {.op = HIFC_OP_DELETE, .key = key_of(n)};
+    return run(&req, 1);
+}
+
+static void check_value(uint32_t n, uint64_t offset, uint32_t value_offset, uint32_t length)
+{
+    uint8_t *expected = malloc(value_offset + length);
+    fill(expected, n, value_offset + length);
+    CHECK(memcmp(pool + offset, expected + value_offset, length) == 0);
+    free(expected);
+}
+
+static const uint32_t lengths[] = {1, 15, 100, 4095, 4096, 4097, 8192, 12288 + 17, 65536, 100000};
+
+static void every_length(uint32_t drive)
+{
+    uint64_t at;
+    format_ns();
+    open_ns(drive);
+    CHECK_EQ(hifc_buffer_alloc(ns, 1u << 20, &at), 0);
+    for (uint32_t i = 0; i < 10; i++) {
+        CHECK_EQ(put(i, at, lengths[i], 1, HIFC_REUSE), HIFC_OK);
+        CHECK_EQ(put(i, at, lengths[i], 1, HIFC_REUSE), HIFC_EXISTS);
+        CHECK_EQ(put(100 + i, at, lengths[i] * 4, 4, HIFC_SWAP), HIFC_OK);
+    }
+    for (uint32_t i = 0; i < 10; i++) {
+        CHECK_EQ(get(i, at, 0, 0), HIFC_OK);
+        check_value(i, at, 0, lengths[i]);
+        memset(pool + at, 0, lengths[i] * 4);
+        CHECK_EQ(get(100 + i, at, 0, 0), HIFC_OK);
+        check_value(100 + i, at, 0, lengths[i] * 4);
+        /* one part, then an odd range */
+        CHECK_EQ(get(100 + i, at, lengths[i], lengths[i]), HIFC_OK);
+        check_value(100 + i, at, lengths[i], lengths[i]);
+        CHECK_EQ(get(100 + i, at, lengths[i] / 2, lengths[i] + 1), HIFC_OK);
+        check_value(100 + i, at, lengths[i] / 2, lengths[i] + 1);
+    }
+    CHECK_EQ(get(77, at, 0, 0), HIFC_MISS);
+    CHECK_EQ(delete(3), HIFC_OK);
+    CHECK_EQ(get(3, at, 0, 0), HIFC_MISS);
+    CHECK_EQ(hifc_sync(ns), 0);
+    CHECK_EQ(hifc_close(ns), 0);
+}
+
+TEST(every_length_inline)
+{
+    every_length(HIFC_INLINE);
+}
+
+TEST(every_length_reactor)
+{
+    every_length(HIFC_REACTOR);
+}
+
+TEST(two_phase_put)
+{
+    uint64_t at;
+    format_ns();
+    open_ns(HIFC_INLINE);
+    CHECK_EQ(hifc_buffer_alloc(ns, 1u << 20, &at), 0);
+    fill(pool + at, 5, 4 * 8192);
+    struct hifc_req reserve = {.op = HIFC_OP_RESERVE, .cls = HIFC_SWAP, .key = key_of(5),
+                               .length = 4 * 8192, .part_count = 4};
+    CHECK_EQ(run(&reserve, 1), HIFC_OK);
+    CHECK_EQ(get(5, at + 65536, 0, 0), HIFC_PENDING);
+    CHECK_EQ(put(6, at + 65536, 5000, 1, HIFC_SWAP), HIFC_OK);
+    struct hifc_req reqs[5];
+    memset(reqs, 0, sizeof reqs);
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t part = 3 - i;
+        reqs[i] = (struct hifc_req){.op = HIFC_OP_WRITE, .handle = reserve.handle,
+                                    .value_offset = part * 8192, .length = 8192,
+                                    .buffer_offset = at + part * 8192};
+    }
+    reqs[4] = (struct hifc_req){.op = HIFC_OP_COMMIT, .handle = reserve.handle};
+    run(reqs, 5);
+    for (uint32_t i = 0; i < 5; i++) {
+        CHECK_EQ(reqs[i].status, HIFC_OK);
+    }
+    memset(pool + at, 0, 4 * 8192);
+    CHECK_EQ(get(5, at, 0, 0), HIFC_OK);
+    check_value(5, at, 0, 4 * 8192);
+    struct hifc_req abort_req = {.op = HIFC_OP_RESERVE, .cls = HIFC_SWAP, .key = key_of(9),
+                                 .length = 100000};
+    CHECK_EQ(run(&abort_req, 1), HIFC_OK);
+    abort_req.op = HIFC_OP_COMMIT;
+    CHECK_EQ(run(&abort_req, 1), -EINVAL);
+    abort_req.op = HIFC_OP_ABORT;
+    CHECK_EQ(run(&abort_req, 1), HIFC_OK);
+    CHECK_EQ(get(9, at, 0, 0), HIFC_MISS);
+    CHECK_EQ(hifc_close(ns), 0);
+}
+
+TEST(reclaim_evicts_the_oldest_reuse_and_keeps_swap)
+{
+    uint64_t at;
+    format_ns();
+    open_ns(HIFC_INLINE);
+    CHECK_EQ(hifc_buffer_alloc(ns, 1u << 20, &at), 0);
+    for (uint32_t i = 0; i < 20; i++) {
+        CHECK_EQ(put(10000 + i, at, 100000, 1, HIFC_SWAP), HIFC_OK);
+    }
+    for (uint32_t i = 0; i < 1000; i++) {
+        int status;
+        for (unsigned attempt = 0; attempt < 10; attempt++) {
+            status = put(i, at, 60000, 1, HIFC_REUSE);
+            if (status != HIFC_RETRY) {
+                break;
+            }
+        }
+        CHECK_EQ(status, HIFC_OK);
+        CHECK_EQ(get(i, at, 0, 0), HIFC_OK);
+        check_value(i, at, 0, 60000);
+    }
+    CHECK_EQ(get(0, at, 0, 0), HIFC_MISS);
+    CHECK_EQ(get(999, at, 0, 0), HIFC_OK);
+    for (uint32_t i = 0; i < 20; i++) {
+        CHECK_EQ(get(10000 + i, at, 0, 0), HIFC_OK);
+        check_value(10000 + i, at, 0, 100000);
+    }
+    struct hifc_stats stats;
+    CHECK_EQ(hifc_stats(ns, &stats), 0);
+    CHECK(stats.evicted_count > 0);
+    CHECK_EQ(hifc_close(ns), 0);
+}
+
+TEST(a_full_swap_class_answers_no_space_and_takes_more_after_deletes)
+{
+    uint64_t at;
+    format_ns();
+    open_ns(HIFC_INLINE);
+    CHECK_EQ(hifc_buffer_alloc(ns, 1u << 20, &at), 0);
+    uint32_t stored = 0;
+    for (;;) {
+        int status = put(stored, at, 100000, 1, HIFC_SWAP);
+        for (unsigned attempt = 0; attempt < 10 && status == HIFC_RETRY; attempt++) {
+            status = put(stored, at, 100000, 1, HIFC_SWAP);
+        }
+        if (status != HIFC_OK) {
+            CHECK_EQ(status, HIFC_NO_SPACE);
+            break;
+        }
+        stored++;
+    }
+    CHECK(stored > 80);
+    for (uint32_t i = 0; i < stored; i += 2) {
+        CHECK_EQ(delete(i), HIFC_OK);
+    }
+    uint32_t more = 0;
+    for (; more < stored / 4; more++) {
+        int status = HIFC_RETRY;
+        for (unsigned attempt = 0; attempt < 20 && status == HIFC_RETRY; attempt++) {
+            status = put(5000 + more, at, 100000, 1, HIFC_SWAP);
+        }
+        CHECK_EQ(status, HIFC_OK);
+    }
+    for (uint32_t i = 1; i < stored; i += 2) {
+        CHECK_EQ(get(i, at, 0, 0), HIFC_OK);
+        check_value(i, at, 0, 100000);
+    }
+    CHECK_EQ(hifc_close(ns), 0);
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
