@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+import hifc
 from hifc.errors import Detail, HiFCError, LibraryError, error_of
 
 ABI_VERSION = 1
@@ -312,9 +313,15 @@ def unmap(address: int, size_bytes: int) -> None:
 
 
 def library_path() -> Path:
-    """Where libhifc.so is: HIFC_LIBRARY if set, otherwise beside this file."""
+    """Where libhifc.so is: HIFC_LIBRARY if set, otherwise in the package.
+
+    An editable install has two folders: the sources, and the one that the build installed into.
+    """
     override = os.environ.get("HIFC_LIBRARY")
-    return Path(override) if override else Path(__file__).with_name("libhifc.so")
+    if override:
+        return Path(override)
+    candidates = [Path(folder, "libhifc.so") for folder in hifc.__path__]
+    return next((path for path in candidates if path.exists()), candidates[0])
 
 
 def load(path: Path) -> Any:

@@ -18,13 +18,14 @@
 #include "error.h"
 
 #define CHUNK_BYTES (256u << 10)
-#define OVERLAY_MAX_BYTES (1ull << 30)
+#define OVERLAY_MAX_BYTES (1u << 30)
 #define SLOTS_FIRST 256u
 
 int hifc_overlay_init(struct hifc_overlay *overlay, uint32_t lba_bytes, uint64_t lba_count)
 {
     *overlay = (struct hifc_overlay){.lba_bytes = lba_bytes, .lba_count = lba_count,
-                                     .slots_per_chunk = CHUNK_BYTES / lba_bytes};
+                                     .slots_per_chunk = CHUNK_BYTES / lba_bytes,
+                                     .slots_max = OVERLAY_MAX_BYTES / lba_bytes};
     void *map = mmap(NULL, lba_count * sizeof(uint32_t), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (map == MAP_FAILED) {
@@ -86,7 +87,7 @@ static bool grow_chunks(struct hifc_overlay *overlay)
 uint8_t *hifc_overlay_put(struct hifc_overlay *overlay, uint64_t lba)
 {
     uint32_t slot = overlay->slot_count;
-    if ((uint64_t)slot * overlay->lba_bytes >= OVERLAY_MAX_BYTES ||
+    if (slot >= overlay->slots_max ||
         (slot == overlay->slot_room && !grow_slots(overlay)) ||
         (slot / overlay->slots_per_chunk == overlay->chunk_count && !grow_chunks(overlay))) {
         return NULL;

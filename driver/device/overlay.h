@@ -16,7 +16,7 @@ struct hifc_overlay_slot {
 struct hifc_overlay {
     uint32_t lba_bytes;
     uint32_t slots_per_chunk;
-    uint32_t slot_count, slot_room;
+    uint32_t slot_count, slot_room, slots_max;
     uint32_t chunk_count, chunk_room;
     uint64_t lba_count;
     uint32_t *newest; /* by LBA: slot of its newest version, plus 1; 0: none */

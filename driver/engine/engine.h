@@ -6,6 +6,11 @@
  * splits it at max_transfer_bytes, keeps reads and writes on queue pairs of their own, feeds reads
  * first and writes a chunk at a time, and calls back as each chunk and at last the transfer ends.
  *
+ * Transfers in flight have no order among each other: who reads back what it writes, or flushes it,
+ * submits that once the write's done was called. done is called exactly once, also when the queue
+ * pair is lost (-EIO, -ENODEV) or the engine destroyed (-ECANCELED), and never from within submit;
+ * it may submit the transfer again.
+ *
  * It is driven either by the reactor, a thread that spins for spin_us without work and then
  * sleeps, or inline by whoever waits, one at a time under a try-lock. Callbacks run on the driving
  * thread with no lock held. hifc_engine_submit may be called from any thread and from callbacks; it

@@ -146,6 +146,22 @@ TEST(senseless_requests_are_refused)
     hifc_pools_destroy(pools);
 }
 
+TEST(disowned_memory_outlives_its_pools)
+{
+    struct hifc_device device = device_of(&registering_ops);
+    struct hifc_pools *pools;
+    void *base;
+    uint64_t size;
+    registered = 0;
+    CHECK_EQ(hifc_pools_create(&device, 2 * MIB, &pools), 0);
+    hifc_pools_disown(pools, &base, &size);
+    hifc_pools_destroy(pools);
+    CHECK_EQ(registered, 0);
+    CHECK_EQ(size, 2 * MIB);
+    memset(base, 1, size);
+    CHECK_EQ(munmap(base, size), 0);
+}
+
 TEST(resolve_keeps_within_the_pool)
 {
     struct hifc_device device = device_of(&plain_ops);

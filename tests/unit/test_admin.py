@@ -103,6 +103,12 @@ def test_a_fabrics_namespace_is_confirmed_by_nqn_and_nsid() -> None:
     assert target.confirm_id(device) == "nqn.2024-01.org.hifc:kv/3"
 
 
+def test_a_path_may_be_percent_encoded(tmp_path: Path) -> None:
+    device = target.parse(f"file://{tmp_path}/a%20100%25.img?size=1MiB")
+    assert target.confirm_id(device) == f"{tmp_path.resolve()}/a 100%.img"
+    assert device.parameters == {"size": "1MiB"}
+
+
 def test_a_drive_below_a_volume_is_refused(drive: tuple[target.Target, Path]) -> None:
     device, sysroot = drive
     part = sysroot / "sys/class/block/nvme7n2/nvme7n2p1/holders"

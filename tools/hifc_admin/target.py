@@ -10,7 +10,7 @@ import dataclasses
 import os
 import stat
 from pathlib import Path
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 from hifc_admin.result import Exit, Failure, Problem
 
@@ -45,7 +45,7 @@ def parse(uri: str) -> Target:
         problem = Problem("bad-uri", uri, "this is no device URI", fix=fix)
         raise Failure(Exit.USAGE, problem)
     name, _, query = rest.partition("?")
-    return Target(uri, scheme, name, dict(parse_qsl(query, keep_blank_values=True)))
+    return Target(uri, scheme, unquote(name), dict(parse_qsl(query, keep_blank_values=True)))
 
 
 def confirm_id(target: Target, sysroot: Path = Path("/")) -> str:
