@@ -21,6 +21,7 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "device/command.h"
@@ -33,6 +34,9 @@
 #define FILE_MAX_TRANSFER_MAX (64u << 20)
 #define FILE_LBA_BYTES 4096u
 #define FILE_ALIGN_UNKNOWN 4096u /* where the kernel does not tell: before 6.1 */
+
+#define CLAIM_WAIT_MS 500
+#define CLAIM_RETRY_MS 10
 
 enum tristate { NO = 0, YES = 1, AUTO = 2 };
 
@@ -149,6 +153,31 @@ static int explain_open(const struct options *options, int error)
     }
 }
 
+/* The claim on a block device (O_EXCL) outlives a killed owner by the time that the kernel takes to
+ * get its commands back, as the lock does (lock.c). */
+static int open_claiming(const char *path, int flags)
+{
+    int fd = open(path, flags, 0600);
+    for (int waited_ms = 0; fd < 0 && errno == EBUSY && waited_ms < CLAIM_WAIT_MS;
+         waited_ms += CLAIM_RETRY_MS) {
+        nanosleep(&(struct timespec){.tv_nsec = CLAIM_RETRY_MS * 1000000l}, NULL);
+        fd = open(path, flags, 0600);
+    }
+    return fd;
+}
+
+/* Who claims a block device: if it is one of us, the lock tells. */
+static int explain_claim(const struct options *options)
+{
+    int rc = 0;
+    int fd = open(options->path, O_RDONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        rc = hifc_lock_take(fd, false, options->path);
+        close(fd);
+    }
+    return rc ? rc : explain_open(options, EBUSY);
+}
+
 static int open_path(const struct options *options, struct target *target)
 {
     int flags = O_CLOEXEC | (options->read_only ? O_RDONLY : O_RDWR);
@@ -164,9 +193,9 @@ static int open_path(const struct options *options, struct target *target)
         flags |= O_CREAT | O_EXCL;
         target->created = true;
     }
-    target->fd = open(options->path, flags, 0600);
+    target->fd = open_claiming(options->path, flags);
     if (target->fd < 0) {
-        return explain_open(options, errno);
+        return errno == EBUSY ? explain_claim(options) : explain_open(options, errno);
     }
     if (fstat(target->fd, &target->status) != 0) {
         return explain_open(options, errno);
@@ -218,7 +247,7 @@ static int measure(const struct options *options, struct target *target)
     }
     if (options->size_bytes > target->size_bytes) {
         return hifc_fail(-EINVAL, "%.200s: it has %llu bytes, fewer than size=%llu; leave size out, "
-                         "or remove the file and format it anew", options->path,
+                         "or remove it and format it anew if it is a file", options->path,
                          (unsigned long long)target->size_bytes,
                          (unsigned long long)options->size_bytes);
     }

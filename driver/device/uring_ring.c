@@ -226,6 +226,10 @@ void hifc_uring_close(struct hifc_qpair *base)
         }
     }
     device->stranded |= ring->inflight > 0;
+    if (ring->fixed_file) {
+        /* The ring itself goes in the background, with the claim on a block device if we let it. */
+        io_uring_unregister_files(&ring->ring);
+    }
     io_uring_queue_exit(&ring->ring);
     hifc_uring_complete_all(ring, -ECANCELED, HIFC_SCT_GENERIC, HIFC_SC_ABORTED_SQ_DELETION);
     release(ring);

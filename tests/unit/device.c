@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -38,14 +39,25 @@ static const struct combination combinations[] = {
     {"faulty ram", "faulty+ram://wrapped?size=8MiB&fault_reorder=1&fault_delay=3", false, true,
      false},
     {"faulty disk", "faulty+file://%s/g.img?size=8MiB", true, true, false},
+    {"block device", "file://%s", true, true, true},
 };
 
 static char directory[64];
+static char loop_device[64]; /* empty: this machine lets us make none */
+static pid_t test_pid;
 
 static void remove_directory(void)
 {
     char command[256];
-    snprintf(command, sizeof(command), "rm -rf %s /dev/shm%s", directory, directory);
+    if (getpid() != test_pid) {
+        return;
+    }
+    snprintf(command, sizeof(command), "losetup -d %s", loop_device);
+    if (loop_device[0] && system(command) != 0) {
+        fprintf(stderr, "could not detach %s\n", loop_device);
+    }
+    snprintf(command, sizeof(command), "rm -rf %s /dev/shm%s; cd /dev/shm && rmdir -p "
+             "--ignore-fail-on-non-empty var/tmp", directory, directory);
     if (directory[0] && system(command) != 0) {
         fprintf(stderr, "could not remove %s\n", directory);
     }
@@ -61,22 +73,39 @@ static void make_directory(void)
     snprintf(directory, sizeof(directory), "/var/tmp/hifc-test-%d", (int)getpid());
     snprintf(shm, sizeof(shm), "mkdir -p %s /dev/shm%s", directory, directory);
     CHECK_EQ(system(shm), 0);
+    test_pid = getpid();
     atexit(remove_directory);
+    snprintf(shm, sizeof(shm), "truncate -s 8M %s/loop.img && losetup -f --show %s/loop.img 2>&1",
+             directory, directory);
+    FILE *pipe_in = popen(shm, "re");
+    if (!pipe_in || !fgets(loop_device, sizeof(loop_device), pipe_in) ||
+        strncmp(loop_device, "/dev/", 5) != 0) {
+        fprintf(stderr, "skipped: tests on a block device, for losetup said: %s\n", loop_device);
+        loop_device[0] = '\0';
+    }
+    loop_device[strcspn(loop_device, "\n")] = '\0';
+    if (pipe_in) {
+        pclose(pipe_in);
+    }
 }
 
 static const char *uri_of(const struct combination *combination)
 {
     static char uri[256];
+    bool block = strcmp(combination->uri, "file://%s") == 0;
     make_directory();
-    snprintf(uri, sizeof(uri), combination->uri, directory);
+    snprintf(uri, sizeof(uri), combination->uri, block ? loop_device : directory);
     return uri;
 }
 
 #define FOR_EACH(each)                                                                       \
     for (const struct combination *each = combinations;                                      \
          each < combinations + sizeof(combinations) / sizeof(combinations[0]) &&             \
-         fprintf(stderr, "  %s\n", each->name) > 0;                                          \
-         each++)
+         (make_directory(), fprintf(stderr, "  %s\n", each->name) > 0);                      \
+         each++)                                                                             \
+        if (strcmp(each->uri, "file://%s") == 0 && !loop_device[0]) {                        \
+            continue;                                                                        \
+        } else
 
 static bool last_error_says(const char *words)
 {
@@ -441,6 +470,93 @@ TEST(event_fd_wakes_and_falls_silent)
     }
 }
 
+/* Commands that take longer than they may are cancelled, and every one comes back once. */
+TEST(a_timeout_returns_every_command_once)
+{
+    FOR_EACH (c) {
+        struct rig rig = rig_open(uri_of(c), HIFC_DEVICE_CREATE, 1);
+        uint32_t length = rig.device->geometry.max_transfer_bytes, completed = 0, late = 0;
+        rig.device->ops->qpair_close(rig.qpair);
+        CHECK_EQ(rig.device->ops->qpair_open(rig.device, 32, 1, &rig.qpair), 0);
+        uint8_t *memory = rig_memory(length);
+        struct hifc_io ios[32], *pointers[32];
+        for (int round = 0; round < 4; round++) {
+            for (uint32_t i = 0; i < 32; i++) {
+                bool flush = i % 8 == 7;
+                ios[i] = rig_io(flush ? HIFC_IO_FLUSH : HIFC_IO_WRITE,
+                                (uint64_t)i * length % (SIZE_BYTES - length), memory, length);
+                ios[i].iov_count = !flush;
+                pointers[i] = &ios[i];
+            }
+            rig_completed = 0;
+            CHECK_EQ(rig.device->ops->submit(rig.qpair, pointers, 32), 32);
+            for (double end = rig_now() + 30; rig_completed < 32;) {
+                CHECK(rig_poll(&rig) >= 0);
+                CHECK(rig_now() < end);
+            }
+            for (int i = 0; i < 32; i++) {
+                CHECK(ios[i].owner && (ios[i].error == 0 || ios[i].error == -ETIMEDOUT));
+                late += ios[i].error != 0;
+            }
+            completed += rig_completed;
+        }
+        CHECK_EQ(completed, 128);
+        fprintf(stderr, "    %u of %u cancelled\n", late, completed);
+        free(memory);
+        rig_close(&rig);
+    }
+}
+
+/* ---- two threads ----------------------------------------------------------------------------- */
+
+static void *hammer(void *argument)
+{
+    struct rig *rig = argument;
+    uint8_t *memory = rig_memory(65536);
+    uint64_t base = (uint64_t)(rig->lba & 1) * SIZE_BYTES / 2;
+    rig->lba &= ~1u;
+    for (int i = 0; i < 200; i++) {
+        struct hifc_io io = rig_io(HIFC_IO_WRITE, base + (uint64_t)(i % 32) * 65536, memory, 65536);
+        rig_fill(memory, io.offset_bytes, 65536, (uint64_t)i);
+        CHECK_EQ(rig_run(rig, &io), 0);
+        memset(memory, 0, 65536);
+        io.op = HIFC_IO_READ;
+        CHECK_EQ(rig_run(rig, &io), 0);
+        CHECK(rig_holds(memory, io.offset_bytes, 65536, (uint64_t)i));
+    }
+    free(memory);
+    return NULL;
+}
+
+TEST(two_threads_drive_two_queue_pairs_while_memory_is_registered)
+{
+    FOR_EACH (c) {
+        struct rig rigs[2];
+        pthread_t threads[2];
+        rigs[0] = rig_open(uri_of(c), HIFC_DEVICE_CREATE, 4);
+        rigs[1] = rigs[0];
+        const struct hifc_device_ops *ops = rigs[0].device->ops;
+        CHECK_EQ(ops->qpair_open(rigs[0].device, 4, RIG_TIMEOUT_MS, &rigs[1].qpair), 0);
+        rigs[1].lba |= 1; /* the second half is its own */
+        for (int i = 0; i < 2; i++) {
+            CHECK_EQ(pthread_create(&threads[i], NULL, hammer, &rigs[i]), 0);
+        }
+        uint8_t *raw = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                            0);
+        uint8_t *memory = (uint8_t *)(((uintptr_t)raw + 2 * MIB - 1) & ~(uintptr_t)(2 * MIB - 1));
+        for (int i = 0; ops->register_memory && i < 20; i++) {
+            CHECK_EQ(ops->register_memory(rigs[0].device, memory, 2 * MIB), 0);
+            CHECK_EQ(ops->unregister_memory(rigs[0].device, memory, 2 * MIB), 0);
+        }
+        for (int i = 0; i < 2; i++) {
+            CHECK_EQ(pthread_join(threads[i], NULL), 0);
+        }
+        munmap(raw, 4 * MIB);
+        ops->qpair_close(rigs[1].qpair);
+        rig_close(&rigs[0]);
+    }
+}
+
 /* ---- registered memory ----------------------------------------------------------------------- */
 
 TEST(registered_memory_works_before_and_after_the_queue_pair_opens)
@@ -569,6 +685,32 @@ TEST(a_file_is_created_whole_private_and_never_grows)
     snprintf(path, sizeof(path), "%s/empty.img", directory);
     close(open(path, O_CREAT | O_WRONLY, 0600));
     expect_open("file://%s/empty.img", 0, -EINVAL, "empty");
+}
+
+TEST(a_mounted_block_device_is_refused)
+{
+    char command[320];
+    struct hifc_device *device;
+    make_directory();
+    if (!loop_device[0]) {
+        fprintf(stderr, "  skipped: no block device\n");
+        return;
+    }
+    snprintf(command, sizeof(command), "mkfs.ext4 -q %s && mkdir %s/mnt && mount %s %s/mnt",
+             loop_device, directory, loop_device, directory);
+    if (system(command) != 0) {
+        fprintf(stderr, "  skipped: this machine lets us mount nothing\n");
+        return;
+    }
+    snprintf(command, sizeof(command), "file://%s", loop_device);
+    CHECK_EQ(hifc_device_open(command, 0, &device), -EBUSY);
+    CHECK(last_error_says("mounted"));
+    CHECK(last_error_says("unmount it"));
+    snprintf(command, sizeof(command), "umount %s", loop_device);
+    CHECK_EQ(system(command), 0);
+    snprintf(command, sizeof(command), "file://%s", loop_device);
+    CHECK_EQ(hifc_device_open(command, 0, &device), 0);
+    hifc_device_close(device);
 }
 
 TEST(a_file_that_shrinks_is_an_error_and_no_hang)

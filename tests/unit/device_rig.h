@@ -23,7 +23,7 @@ struct rig {
     uint32_t lba;
 };
 
-static uint32_t rig_completed;
+static _Atomic uint32_t rig_completed;
 
 static inline void rig_done(struct hifc_io *io)
 {
