@@ -59,7 +59,9 @@ def place(handle: Handle, buffers: Any, count: int, *, writable: bool) -> Placem
     found = memories_of(buffers, count)
     if isinstance(found, Memory):
         row = found.size_bytes // count if count else 0
-        base = handle.pool_offset(found)
+        base = handle.pool_offset(found, on_page=not writable)
+        if row % PAGE_BYTES and count > 1 and not writable:
+            base = -1
         check_value(found, row, writable)
         if base >= 0:
             offsets = base + row * np.arange(count, dtype=np.int64)
@@ -69,7 +71,9 @@ def place(handle: Handle, buffers: Any, count: int, *, writable: bool) -> Placem
         ]
     for memory in found:
         check_value(memory, memory.size_bytes, writable)
-    offsets = np.array([handle.pool_offset(memory) for memory in found], dtype=np.int64)
+    offsets = np.array(
+        [handle.pool_offset(memory, on_page=not writable) for memory in found], dtype=np.int64
+    )
     sizes = np.array([memory.size_bytes for memory in found], dtype=np.int64)
     placement = Placement(offsets, sizes, buffers)
     outside = np.flatnonzero(offsets < 0)
@@ -112,10 +116,12 @@ def _allocate(
     ]
 
 
-def stage(handle: Handle, memory: Memory, size_bytes: int) -> tuple[int, ByteArray | None]:
+def stage(
+    handle: Handle, memory: Memory, size_bytes: int, *, writable: bool
+) -> tuple[int, ByteArray | None]:
     """Offset in the pool of the first size_bytes of memory, and, where it lies elsewhere, the
     pool memory that stands in for it. Called inside the handle. Copies nothing."""
-    offset = handle.pool_offset(memory)
+    offset = handle.pool_offset(memory, on_page=not writable)
     if offset >= 0:
         return offset, None
     room = handle.buffer(size_bytes)
@@ -130,7 +136,7 @@ def copy_in(handle: Handle, placement: Placement) -> None:
         copy_memory(target, memory.address, memory.size_bytes)
         total += memory.size_bytes
     if total:
-        handle.count(bounce_bytes=total)
+        handle.count_bounce(total)
 
 
 def copy_out(handle: Handle, placement: Placement, requests: npt.NDArray[np.void]) -> None:
@@ -146,4 +152,4 @@ def copy_out(handle: Handle, placement: Placement, requests: npt.NDArray[np.void
         elif status == -errno.EBADMSG:
             ctypes.memset(memory.address, 0, length)
     if total:
-        handle.count(bounce_bytes=total)
+        handle.count_bounce(total)

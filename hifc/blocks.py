@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from hifc.errors import InvalidRequest
 from hifc.request import KeyArray
+from hifc.units import page_up
 
 _SALT_MAX_BYTES = 64
 _DIGEST_BYTES = 16
@@ -219,6 +220,11 @@ class KVBlock:
     hot: bool = True  # by the classifier's split, set just before a policy is asked
     memory: Any = field(default=None, repr=False, compare=False)  # pool memory of a resident block
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory that it takes while resident: whole pages."""
+        return page_up(self.size_bytes)
+
 
 class BlockTable:
     """The blocks that a process knows, by key and by sequence. Not thread-safe."""
@@ -251,7 +257,7 @@ class BlockTable:
             self._sequences.setdefault(block.sequence, {})[block.key] = block
         if block.resident:
             self._resident[block.key] = block
-            self.resident_bytes += block.size_bytes
+            self.resident_bytes += block.held_bytes
 
     def remove(self, key: bytes) -> KVBlock | None:
         """Forgets the block; None if it was not there."""
@@ -260,7 +266,7 @@ class BlockTable:
             return None
         if block.resident:
             del self._resident[key]
-            self.resident_bytes -= block.size_bytes
+            self.resident_bytes -= block.held_bytes
         if block.sequence is not None:
             siblings = self._sequences[block.sequence]
             del siblings[key]
@@ -273,10 +279,10 @@ class BlockTable:
         resident = memory is not None
         if resident and not block.resident:
             self._resident[block.key] = block
-            self.resident_bytes += block.size_bytes
+            self.resident_bytes += block.held_bytes
         elif block.resident and not resident:
             del self._resident[block.key]
-            self.resident_bytes -= block.size_bytes
+            self.resident_bytes -= block.held_bytes
         block.resident = resident
         block.memory = memory
 

@@ -7,6 +7,7 @@ Every call is counted in and out of the handle, so that close never pulls memory
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import time
 from typing import Any
@@ -26,6 +27,7 @@ from hifc.ticket import Ticket
 RETRY_WAIT_S = 10.0
 DELAY_MIN_S = 50e-6
 DELAY_MAX_S = 10e-3
+_NO_POOL = (1 << 32) - 1
 
 
 class Calls:
@@ -72,16 +74,29 @@ class Calls:
         )
         return Answer(answer.value), length.value
 
-    def _start(self, requests: npt.NDArray[np.void]) -> int:
-        """Submits; the address of the ticket. Called inside."""
+    def _misses(self, name: bytes) -> bool:
+        """Asks for a key that look-up does not know, so that the miss is counted and a swap value
+        that was quarantined raises CorruptionError. False: it is there by now."""
+        request = Request(op=Op.GET, pool=_NO_POOL)
+        request.key[:] = name
+        try:
+            return self._call(request) == Answer.MISS
+        except InvalidRequest:  # a hit, which has no memory to go to
+            return False
+
+    def _start(self, requests: npt.NDArray[np.void]) -> int | None:
+        """Submits; the address of the ticket. Called inside. None: no ticket is free, and every
+        request is answered Retry."""
         ticket = ctypes.c_void_p()
-        self._lib.hifc_submit(
-            self._handle.pointer,
-            requests.__array_interface__["data"][0],
-            requests.size,
-            ctypes.byref(ticket),
-        )
-        assert ticket.value is not None
+        try:
+            self._lib.hifc_submit(
+                self._handle.pointer,
+                requests.__array_interface__["data"][0],
+                requests.size,
+                ctypes.byref(ticket),
+            )
+        except BackPressure:
+            requests["status"] = Answer.RETRY
         return ticket.value
 
     def _submit_placed(
@@ -98,8 +113,11 @@ class Calls:
         pointer = self._start(sent)
         return Ticket(self._handle, pointer, requests, (sent, placement), finish)
 
-    def _call(self, request: Request, keep: object = None) -> int:
-        """Submits one request and waits. Answered Retry, it tries again for a bounded time."""
+    def _call(
+        self, request: Request, keep: object = None, again: tuple[int, ...] = (Answer.RETRY,)
+    ) -> int:
+        """Submits one request and waits. Answered one of again, it tries again for a bounded
+        time."""
         deadline = time.monotonic() + RETRY_WAIT_S
         delay = DELAY_MIN_S
         while True:
@@ -108,7 +126,7 @@ class Calls:
                 status = self._once(request, keep)
             finally:
                 self._handle.leave()
-            if status != Answer.RETRY or time.monotonic() > deadline:
+            if status not in again or time.monotonic() > deadline:
                 return status
             time.sleep(delay)
             delay = min(2 * delay, DELAY_MAX_S)
@@ -117,7 +135,10 @@ class Calls:
         handle = self._handle
         handle.reap()
         ticket = ctypes.c_void_p()
-        self._lib.hifc_submit(handle.pointer, ctypes.byref(request), 1, ctypes.byref(ticket))
+        try:
+            self._lib.hifc_submit(handle.pointer, ctypes.byref(request), 1, ctypes.byref(ticket))
+        except BackPressure:  # no ticket is free
+            return Answer.RETRY
         assert ticket.value is not None
         done = False
         try:
@@ -142,10 +163,10 @@ class Calls:
         handle = self._handle
         handle.enter()
         try:
-            offset, room = batch.stage(handle, memory, memory.size_bytes)
+            offset, room = batch.stage(handle, memory, memory.size_bytes, writable=False)
             if room is not None:
                 copy_memory(handle.pool_base + offset, memory.address, memory.size_bytes)
-                handle.count(bounce_bytes=memory.size_bytes)
+                handle.count_bounce(memory.size_bytes)
             request.buffer_offset = offset
             request.length = memory.size_bytes
             return self._call(request, (memory, room))
@@ -165,7 +186,7 @@ class Calls:
         handle = self._handle
         handle.enter()
         try:
-            offset, room = batch.stage(handle, target, length_bytes)
+            offset, room = batch.stage(handle, target, length_bytes, writable=True)
             request = Request(
                 op=Op.GET, buffer_offset=offset, value_offset=offset_bytes, length=length_bytes
             )
@@ -181,7 +202,7 @@ class Calls:
                 return Answer.RETRY
             if room is not None:
                 copy_memory(target.address, handle.pool_base + offset, length_bytes)
-                handle.count(bounce_bytes=length_bytes)
+                handle.count_bounce(length_bytes)
             return target.array(length_bytes)
         finally:
             handle.leave()
@@ -215,8 +236,15 @@ def _finish_placed(
         on_done(requests)
 
 
-def finish_get(handle: Handle, placement: batch.Placement, requests: npt.NDArray[np.void]) -> None:
+def finish_get(
+    handle: Handle,
+    placement: batch.Placement,
+    there: npt.NDArray[np.bool_],
+    requests: npt.NDArray[np.void],
+) -> None:
     """A value that changed its length between look-up and get is to be asked for again."""
-    changed = (requests["status"] == Answer.OK) & (requests["value_length"] != requests["length"])
-    requests["status"][changed] = Answer.RETRY
+    status = requests["status"]
+    changed = (status == Answer.OK) & (requests["value_length"] != requests["length"])
+    appeared = (status == -errno.EINVAL) & ~there
+    status[changed | appeared] = Answer.RETRY
     batch.copy_out(handle, placement, requests)

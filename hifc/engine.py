@@ -41,7 +41,7 @@ from hifc.policy import HiFCPolicy
 from hifc.prefetch import HiFCPrefetcher
 from hifc.request import Answer, BlockClass, class_of, key_bytes
 from hifc.ticket import Ticket
-from hifc.units import format_size
+from hifc.units import format_size, page_up
 
 # A batch that leaves memory is tried again this often where queues or device answer Retry.
 SWAP_OUT_TRIES = 8
@@ -193,7 +193,7 @@ class HiFC:
                 block = self.blocks.get(name) or self._find(name)
                 if block is None or block.resident or name in self._prefetches:
                     continue
-                room -= block.size_bytes
+                room -= block.held_bytes
                 if room < 0:
                     break
                 wanted.append(block)
@@ -276,12 +276,13 @@ class HiFC:
 
     def _room(self, size_bytes: int) -> ByteArray:
         """Pool memory of that size within the budget; other blocks leave for it."""
-        if size_bytes > self._limit_bytes:
+        held = page_up(size_bytes)
+        if held > self._limit_bytes:
             raise BufferExhausted(
                 f"a block of {format_size(size_bytes)} is larger than memory_budget less "
                 f"memory_reserved ({format_size(self._limit_bytes)}): raise memory_budget"
             )
-        self._make_room(size_bytes)
+        self._make_room(held)
         while True:
             try:
                 return self.namespace.buffer(size_bytes)
@@ -439,7 +440,7 @@ class HiFC:
         ticket = self.namespace.get_many([block.key for block in blocks], memories)
         for index, (block, memory) in enumerate(zip(blocks, memories, strict=True)):
             self._prefetches[block.key] = (ticket, index, memory)
-            self._pending_bytes += memory.size
+            self._pending_bytes += block.held_bytes
         self.metrics.add("prefetch_issued", len(blocks))
         return len(blocks)
 
@@ -455,12 +456,12 @@ class HiFC:
         if entry is None:
             return
         ticket, index, memory = entry
-        self._pending_bytes -= memory.size
+        self._pending_bytes -= page_up(memory.size)
         ticket.wait()
         block = self.blocks.get(name)
         arrived = int(ticket.answers[index]) == Answer.OK
         if block is not None and not block.resident and arrived:
-            self._make_room(block.size_bytes)
+            self._make_room(block.held_bytes)
             self._returned(block, memory)
             self._prefetched.add(name)
 

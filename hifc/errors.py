@@ -168,6 +168,7 @@ def error_of(code: int, detail: Detail | None, *, doing: str, where: str = "") -
 
 
 def _classify(code: int, known: Detail, message: str, doing: str, where: str) -> HiFCError:
+    opening = doing in ("open", "format")
     match -code:
         case errno.EIO | errno.ENODEV | errno.ENXIO | errno.ECANCELED | errno.EREMOTEIO:
             return DeviceError(
@@ -182,8 +183,10 @@ def _classify(code: int, known: Detail, message: str, doing: str, where: str) ->
             expected, found = _checksums(known.message)
             return CorruptionError(message, what=doing, where=where, expected=expected, found=found)
         case errno.ENOSPC:
+            if opening:
+                return FormatError(message) if doing == "format" else ConfigError(message)
             return NoSpace(message)
-        case errno.EBUSY | errno.EWOULDBLOCK:
+        case errno.EBUSY:
             return DeviceBusy(message, holders=_holders(known.message))
         case errno.EPERM | errno.EACCES:
             return NotPermitted(message, fix=known.message)
@@ -199,11 +202,13 @@ def _classify(code: int, known: Detail, message: str, doing: str, where: str) ->
             return BackPressure(message)
         case errno.EOPNOTSUPP | errno.ENOSYS:
             return NotSupported(message)
-        case errno.ENOMEDIUM | errno.EPROTONOSUPPORT | errno.EFBIG | errno.EEXIST | errno.EUCLEAN:
+        case errno.ENOMEDIUM | errno.EPROTONOSUPPORT | errno.EEXIST | errno.EUCLEAN:
             return FormatError(message)
-        case errno.EINVAL | errno.ENOENT | errno.ENAMETOOLONG if doing in ("open", "format"):
+        case errno.EFBIG if opening:
+            return FormatError(message)
+        case errno.EINVAL | errno.ENOENT | errno.ENAMETOOLONG if opening:
             return ConfigError(message)
-        case errno.EINVAL | errno.E2BIG | errno.ERANGE | errno.EMSGSIZE | errno.EOVERFLOW:
+        case errno.EINVAL | errno.EFBIG | errno.ENOENT | errno.E2BIG | errno.ERANGE:
             return InvalidRequest(message)
         case _:
             return HiFCError(message)

@@ -25,6 +25,7 @@ from hifc import driver
 from hifc.driver import PAGE_BYTES
 from hifc.errors import BufferExhausted, ClosedError, ForkError, HiFCError, WaitTimeout
 from hifc.memory import ByteArray, Memory, Span
+from hifc.units import page_up
 
 # Dropped tickets looked at by one call; each call adds at most one, so the deque cannot grow.
 REAP_MAX = 16
@@ -32,6 +33,9 @@ REAP_MAX = 16
 CLOSE_WAIT_S = 120.0
 # How long an allocation waits for dropped tickets to give their buffers back.
 ALLOC_WAIT_S = 5.0
+# One part in so many of the pool stays free for pages of libhifc's own: without any, no request
+# could end and give its buffer back.
+RESERVE_SHARE = 16
 # A wait in C lasts no longer than this, so that Ctrl-C is answered.
 WAIT_SLICE_US = 200_000
 
@@ -49,7 +53,6 @@ class Handle:
         self.reactor = reactor
         self.pid = os.getpid()
         self.bounce_bytes = 0  # copied by Python between the pool and other buffers
-        self.miss_count = 0  # gets that Python answered from a look-up
         self.tickets: dict[int, weakref.ref[Any]] = {}
         self.dropped: collections.deque[tuple[int, object]] = collections.deque()
         self.abandoned: collections.deque[int] = collections.deque()  # reservations
@@ -59,7 +62,9 @@ class Handle:
         self._condition = threading.Condition(threading.RLock())
         self._state = _OPEN
         self._inside = 0
-        self._live: set[int] = set()  # offsets of buffers that arrays point to
+        self._live: dict[int, int] = {}  # offset and bytes of buffers that arrays point to
+        self._live_bytes = 0
+        self._room_bytes = self.pool_size_bytes - self.pool_size_bytes // RESERVE_SHARE
         self._freed: collections.deque[int] = collections.deque()
         self._kept: list[tuple[int, int]] = []  # mapping that outlives the namespace
 
@@ -89,57 +94,68 @@ class Handle:
         """True once close has begun, and in a child of fork()."""
         return self._state != _OPEN or os.getpid() != self.pid
 
-    def count(self, *, bounce_bytes: int = 0, misses: int = 0) -> None:
-        """Adds to the counters that Python keeps beside those of libhifc."""
+    def count_bounce(self, size_bytes: int) -> None:
+        """Counts a copy between pool and other memory."""
         with self._condition:
-            self.bounce_bytes += bounce_bytes
-            self.miss_count += misses
+            self.bounce_bytes += size_bytes
 
     # ---- memory of pool 0
 
-    def _allocate(self, size_bytes: int) -> int:
-        """Offset of size_bytes of pool memory. BufferExhausted when there is no room.
+    def buffer(self, size_bytes: int) -> ByteArray:
+        """Page-aligned uint8 array over pool memory, freed when it and all its views died.
 
-        Called inside. Where the pool is full, waits a bounded time for dropped tickets to end.
+        Called inside. BufferExhausted: there is no room, also after a bounded wait for dropped
+        tickets to give theirs back.
         """
-        if size_bytes > self.pool_size_bytes:
+        if size_bytes > self._room_bytes:
             raise BufferExhausted(
-                f"a buffer of {size_bytes} bytes is larger than the pool of "
-                f"{self.pool_size_bytes}: open {self.uri} with a larger pool_size"
+                f"a buffer of {size_bytes} bytes is larger than the pool has room for "
+                f"({self._room_bytes} of {self.pool_size_bytes}): open {self.uri} with a larger "
+                "pool_size"
             )
-        offset = ctypes.c_uint64()
         deadline = time.monotonic() + ALLOC_WAIT_S
         while True:
             self.reap()
             try:
-                self.lib.hifc_buffer_alloc(self.pointer, size_bytes, ctypes.byref(offset))
-                return offset.value
+                offset = self._allocate(size_bytes)
+                break
             except BufferExhausted:
                 if not self.dropped or time.monotonic() > deadline:
                     raise
                 self.reap(len(self.dropped))
                 time.sleep(0.0002)
-
-    def buffer(self, size_bytes: int) -> ByteArray:
-        """Page-aligned uint8 array over pool memory, freed when it and all its views died.
-
-        Called inside."""
-        offset = self._allocate(size_bytes)
-        self._live.add(offset)
         span = Span(self.pool_base + offset, size_bytes, self)
         weakref.finalize(span, self._buffer_died, offset).atexit = False
         return span.array()
+
+    def _allocate(self, size_bytes: int) -> int:
+        held = page_up(size_bytes)
+        with self._condition:
+            if self._live_bytes + held > self._room_bytes:
+                raise BufferExhausted(
+                    f"no room for a buffer of {size_bytes} bytes: arrays hold {self._live_bytes} "
+                    f"of {self._room_bytes} bytes of the pool of {self.uri}; drop some, or open "
+                    "it with a larger pool_size"
+                )
+            offset = ctypes.c_uint64()
+            self.lib.hifc_buffer_alloc(self.pointer, size_bytes, ctypes.byref(offset))
+            self._live[offset.value] = held
+            self._live_bytes += held
+            return offset.value
 
     def offset_of(self, array: ByteArray) -> int:
         """Offset within pool 0 of an array made by `buffer`."""
         return int(array.__array_interface__["data"][0]) - self.pool_base
 
-    def pool_offset(self, memory: Memory) -> int:
-        """Offset of memory within pool 0, or -1 if it is not pool memory."""
+    def pool_offset(self, memory: Memory, *, on_page: bool) -> int:
+        """Offset of memory within pool 0, or -1 if it is not pool memory.
+
+        on_page: what does not begin on a page does not count, since a device cannot read it.
+        """
         offset = memory.address - self.pool_base
         if offset < 0 or offset + memory.size_bytes > self.pool_size_bytes:
             return -1
-        return offset
+        return -1 if on_page and offset % PAGE_BYTES else offset
 
     def _buffer_died(self, offset: int) -> None:
         self._freed.append(offset)
@@ -152,7 +168,7 @@ class Handle:
             return
         while self._freed:
             with contextlib.suppress(IndexError):
-                self._live.discard(self._freed.popleft())
+                self._live.pop(self._freed.popleft(), None)
         if not self._live:
             with contextlib.suppress(IndexError):
                 driver.unmap(*self._kept.pop())
@@ -166,8 +182,10 @@ class Handle:
                 offset = self._freed.popleft()
             except IndexError:
                 break
-            self._live.discard(offset)
-            self.lib.hifc_buffer_free(self.pointer, offset)
+            with self._condition:
+                self._live_bytes -= self._live.pop(offset)
+            with contextlib.suppress(ClosedError):  # detached from its owner's side
+                self.lib.hifc_buffer_free(self.pointer, offset)
         for _ in range(min(limit, len(self.dropped))):
             try:
                 item = self.dropped.popleft()
@@ -182,7 +200,8 @@ class Handle:
                 handle = self.abandoned.popleft()
             except IndexError:
                 break
-            self._abort(handle)
+            with contextlib.suppress(ClosedError):
+                self._abort(handle)
 
     def _abort(self, handle: int) -> None:
         request = driver.Request(op=_OP_ABORT, handle=handle)

@@ -166,6 +166,14 @@ class Namespace(Calls):
         finally:
             self._handle.leave()
 
+    def offset(self, array: Buffer) -> int:
+        """Where an array made by `buffer`, or a view of it, stands in pool 0: the buffer_offset of
+        prepared requests. InvalidRequest: it is other memory."""
+        offset = self._handle.pool_offset(memory_of(array), on_page=False)
+        if offset < 0:
+            raise InvalidRequest("this array does not lie in the pool: make it with ns.buffer(...)")
+        return offset
+
     # ---- one value
 
     def put(
@@ -192,8 +200,7 @@ class Namespace(Calls):
         delay = DELAY_MIN_S
         while True:
             answer, length = self._look(name)
-            if answer == Answer.MISS:
-                self._handle.count(misses=1)
+            if answer == Answer.MISS and self._misses(name):
                 return None
             if answer == Answer.OK:
                 if target is not None and target.size_bytes < length:
@@ -245,9 +252,12 @@ class Namespace(Calls):
         """Removes the value. True if there was one."""
         request = Request(op=Op.DELETE)
         request.key[:] = key_bytes(key)
-        status = self._call(request)
-        if status == Answer.RETRY:
-            raise BackPressure(f"delete on {self.uri}: no room in its queues for {RETRY_WAIT_S} s")
+        status = self._call(request, again=(Answer.RETRY, Answer.PENDING))
+        if status in (Answer.RETRY, Answer.PENDING):
+            raise BackPressure(
+                f"delete of key {bytes(request.key).hex()} on {self.uri}: still "
+                f"{Answer(status).name} after {RETRY_WAIT_S:.0f} s"
+            )
         return status == Answer.OK
 
     def exists(self, key: Any) -> bool:
@@ -300,7 +310,7 @@ class Namespace(Calls):
             requests["key"] = names
             requests["length"] = np.where(there, lengths, placement.sizes)
             return self._submit_placed(
-                requests, placement, functools.partial(finish_get, self._handle, placement)
+                requests, placement, functools.partial(finish_get, self._handle, placement, there)
             )
         finally:
             self._handle.leave()
@@ -467,7 +477,7 @@ class Namespace(Calls):
             self._lib.hifc_stats(handle.pointer, ctypes.byref(raw))
         finally:
             handle.leave()
-        return stats_of(raw, bounce_bytes=handle.bounce_bytes, misses=handle.miss_count)
+        return stats_of(raw, handle.bounce_bytes)
 
     def health(self) -> Health:
         """The drive's SMART / health log. NotSupported: the device has none."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -98,8 +99,13 @@ class Lease:
     def release(self) -> None:
         """Ends the lease. Idempotent."""
         lease, self._lease = self._lease, None
-        if lease is not None:
+        if lease is None:
+            return
+        try:
             self._namespace.release(lease)
+        except InvalidRequest as error:
+            if error.code != -errno.ENOENT:  # it ended by itself when its time was up
+                raise
 
     def __enter__(self) -> Lease:
         return self

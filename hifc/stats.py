@@ -74,8 +74,8 @@ class NamespaceStats:
         return self.device_write_bytes / self.put_bytes if self.put_bytes else 0.0
 
 
-def stats_of(raw: Any, *, bounce_bytes: int, misses: int) -> NamespaceStats:
-    """From a driver.Stats, plus what Python counted."""
+def stats_of(raw: Any, bounce_bytes: int) -> NamespaceStats:
+    """From a driver.Stats, plus the bytes that Python copied."""
     values: dict[str, Any] = {
         field.name: getattr(raw, field.name) for field in dataclasses.fields(NamespaceStats)
     }
@@ -83,7 +83,6 @@ def stats_of(raw: Any, *, bounce_bytes: int, misses: int) -> NamespaceStats:
     values["label"] = raw.label.decode("utf-8", "replace")
     values["direct"] = bool(raw.direct)
     values["bounce_bytes"] += bounce_bytes
-    values["miss_count"] += misses
     return NamespaceStats(**values)
 
 

@@ -48,3 +48,8 @@ def format_size(size_bytes: int) -> str:
         if size_bytes and size_bytes % _UNITS[unit] == 0:
             return f"{size_bytes // _UNITS[unit]}{unit}"
     return str(size_bytes)
+
+
+def page_up(size_bytes: int) -> int:
+    """size_bytes rounded up to whole pages of 4 KiB."""
+    return -(-size_bytes // 4096) * 4096

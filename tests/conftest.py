@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all Python tests share: options, markers, the count of tests that need SPDK, a target."""
+"""What all Python tests share: options, markers, the count of tests that need SPDK, a target, and
+namespaces on every device."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
+import itertools
 import os
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hifc import driver
+from hifc import Namespace, driver
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -53,3 +57,69 @@ def nvmf_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip(f"no NVMe/TCP target: {error}")
     yield target.uri
     nvmf.stop(target.port)
+
+
+# ---- namespaces on every device
+
+# Add a device here and every namespace test runs on it.
+DEVICES = (
+    pytest.param("ram"),
+    pytest.param("file"),
+    pytest.param("spdk+tcp", marks=pytest.mark.spdk),
+)
+DEVICE_SIZE = "64MiB"
+SEGMENT_SIZE = "2MiB"
+_names = itertools.count()
+
+
+class Opener:
+    """Formats and opens namespaces on one device, and closes what a test left open."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self._opened: list[Namespace] = []
+
+    def format(self, **options: Any) -> None:
+        """An empty namespace with segments of 2 MiB, unless the options say otherwise."""
+        Namespace.format(self.uri, **{"segment_size": SEGMENT_SIZE, "force": True} | options)
+
+    def open(self, **options: Any) -> Namespace:
+        """Opens it; pool of 16 MiB unless the options say otherwise."""
+        options = {"pool_size": "16MiB"} | options
+        self._opened.append(Namespace.open(self.uri, **options))
+        return self._opened[-1]
+
+    def close(self) -> None:
+        """Closes whatever is open, without complaint."""
+        for namespace in self._opened:
+            with contextlib.suppress(Exception):
+                namespace.close()
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
+    """A formatted namespace of 64 MiB or more on each device in turn."""
+    uris = {
+        "ram": lambda: f"ram://test-{next(_names)}?size={DEVICE_SIZE}",
+        "file": lambda: f"file://{tmp_path}/namespace.img?size={DEVICE_SIZE}",
+        "spdk+tcp": lambda: request.getfixturevalue("nvmf_uri"),
+    }
+    opener = Opener(uris[request.param]())
+    opener.format()
+    yield opener
+    opener.close()
+
+
+@pytest.fixture
+def ram() -> Iterator[Opener]:
+    """A formatted namespace of 64 MiB in memory."""
+    opener = Opener(f"ram://test-{next(_names)}?size={DEVICE_SIZE}")
+    opener.format()
+    yield opener
+    opener.close()
+
+
+@pytest.fixture(params=["reactor", "inline"])
+def ns(request: pytest.FixtureRequest, device: Opener) -> Namespace:
+    """An open namespace on each device, driven in each way."""
+    return device.open(drive=request.param)

@@ -153,22 +153,24 @@ def test_canonical_is_injective(one: Any, two: Any) -> None:
 def test_block_table_counts_resident_bytes() -> None:
     table = BlockTable()
     blocks = [
-        KVBlock(bytes([i]) * 16, size_bytes=10, sequence="s", depth=3 - i, resident=True, memory=1)
+        KVBlock(
+            bytes([i]) * 16, size_bytes=5000, sequence="s", depth=3 - i, resident=True, memory=1
+        )
         for i in range(3)
     ]
     for block in blocks:
         table.add(block)
-    assert table.resident_bytes == 30
+    assert table.resident_bytes == 3 * 8192
     assert [block.depth for block in table.sequence("s")] == [1, 2, 3]
     table.set_resident(blocks[0], None)
     table.set_resident(blocks[0], None)
-    assert table.resident_bytes == 20
+    assert table.resident_bytes == 2 * 8192
     assert table.residents() == blocks[1:]
     table.remove(blocks[1].key)
     assert table.remove(blocks[1].key) is None
-    assert table.resident_bytes == 10
+    assert table.resident_bytes == 8192
     table.set_resident(blocks[0], 1)
-    assert table.resident_bytes == 20
+    assert table.resident_bytes == 2 * 8192
     with pytest.raises(InvalidRequest, match="already"):
         table.add(blocks[0])
     assert len(table) == 2
