@@ -65,6 +65,7 @@ static void batch_close(struct hifc_ns *ns, struct ns_batch *batch)
     open->tail = &batch->next;
     open->inflight++;
     open->forming = NULL;
+    batch->holders++;
     *ns->global_tail = batch;
     ns->global_tail = &batch->next_global;
     ns->stats.batches++;
@@ -520,7 +521,7 @@ static void open_abandon(struct hifc_ns *ns, struct ns_open *open, int error)
             after = op->next;
             op_relocate(ns, op, error);
         }
-        ns_batch_free(ns, batch);
+        ns_batch_release(ns, batch);
     }
 }
 
@@ -538,7 +539,7 @@ static void open_advance(struct hifc_ns *ns, struct ns_open *open)
             open->tail = &open->head;
         }
         batch_acknowledge(ns, batch);
-        ns_batch_free(ns, batch);
+        ns_batch_release(ns, batch);
     }
     if (open->failed && open->inflight == 0 && open->header_done) {
         int error = ns->last_device_error.code ? ns->last_device_error.code : -EIO;
@@ -552,8 +553,10 @@ static void open_advance(struct hifc_ns *ns, struct ns_open *open)
 static void sequence_advance(struct hifc_ns *ns)
 {
     while (ns->global_head && ns->global_head->completed) {
-        ns->completed_sequence = ns->global_head->sequence;
-        ns->global_head = ns->global_head->next_global;
+        struct ns_batch *batch = ns->global_head;
+        ns->completed_sequence = batch->sequence;
+        ns->global_head = batch->next_global;
+        ns_batch_release(ns, batch);
     }
     if (!ns->global_head) {
         ns->global_tail = &ns->global_head;
@@ -569,11 +572,11 @@ void ns_batches_completed(struct hifc_ns *ns, struct ns_batch *list)
             ns->stats.device_error_count++;
         }
     }
-    sequence_advance(ns);
     for (struct ns_batch *batch = list, *next; batch; batch = next) {
         next = batch->next_done;
         open_advance(ns, batch->open);
     }
+    sequence_advance(ns);
     ns_close_forming(ns, false);
 }
 

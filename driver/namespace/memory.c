@@ -102,6 +102,7 @@ struct ns_batch *ns_batch_alloc(struct hifc_ns *ns)
     ns->free_batches = batch->next;
     /* All but the spans, which are written before they are read. */
     memset(batch, 0, offsetof(struct ns_batch, spans));
+    batch->holders = 1;
     batch->ops_tail = &batch->ops;
     batch->header = (struct hifc_batch_header *)header;
     batch->spans[0] = (struct hifc_span){.base = header, .bytes = HIFC_PAGE_BYTES};
@@ -109,8 +110,11 @@ struct ns_batch *ns_batch_alloc(struct hifc_ns *ns)
     return batch;
 }
 
-void ns_batch_free(struct hifc_ns *ns, struct ns_batch *batch)
+void ns_batch_release(struct hifc_ns *ns, struct ns_batch *batch)
 {
+    if (--batch->holders > 0) {
+        return;
+    }
     ns_pages_free(ns, (uint8_t *)batch->header, HIFC_PAGE_BYTES);
     for (uint32_t i = 0; i < batch->page_count; i++) {
         ns_pages_free(ns, batch->pages[i], HIFC_PAGE_BYTES);

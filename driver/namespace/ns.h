@@ -169,6 +169,7 @@ struct ns_batch {
     uint32_t entry_count;
     uint32_t span_count;
     uint32_t pending; /* transfers */
+    uint32_t holders; /* its segment, and from its close on the list by sequence */
     bool completed;
     int32_t error;
     struct hifc_batch_header *header;
@@ -297,7 +298,7 @@ struct hifc_ns {
     pthread_t janitor;
     bool janitor_thread;
     bool janitor_stop;
-    bool janitor_wanted;
+    _Atomic bool janitor_wanted; /* also looked at without the mutex */
     bool janitor_running;
     bool reclaim_exhausted; /* the last pass found nothing that may go; cleared when that changes */
 };
@@ -321,7 +322,8 @@ void ns_memory_destroy(struct hifc_ns *ns);
 struct ns_op *ns_op_alloc(struct hifc_ns *ns);
 void ns_op_free(struct hifc_ns *ns, struct ns_op *op); /* and its tail, bounce, tables */
 struct ns_batch *ns_batch_alloc(struct hifc_ns *ns);
-void ns_batch_free(struct hifc_ns *ns, struct ns_batch *batch);
+/* Frees it when its last holder lets go. */
+void ns_batch_release(struct hifc_ns *ns, struct ns_batch *batch);
 /* bytes: pages. One page comes from a free list, more from the pool. NULL: the pool is full. */
 uint8_t *ns_pages_alloc(struct hifc_ns *ns, uint32_t bytes);
 void ns_pages_free(struct hifc_ns *ns, uint8_t *memory, uint32_t bytes);

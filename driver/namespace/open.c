@@ -76,7 +76,9 @@ static int segment_found(void *ctx, const struct hifc_recovered_segment *found)
             (found->batch_count + 2) * HIFC_PAGE_BYTES + summary_bytes(found->entry_count);
         segment->payload_bytes =
             found->used_bytes - (found->batch_count + 1) * HIFC_PAGE_BYTES;
-        ns->janitor_wanted |= found->entry_count == 0;
+        if (found->entry_count == 0) {
+            ns->janitor_wanted = true;
+        }
         return found->state == HIFC_RECOVERED_SCANNED ? seal_scanned(ns, found) : 0;
     }
 }
