@@ -65,6 +65,7 @@ int ns_seal(struct hifc_ns *ns, struct ns_open *open)
     }
     pthread_mutex_lock(&ns->mutex);
     segment->state = NS_SEALED;
+    segment->used_bytes = open->acknowledged_bytes;
     ns->closing_count--;
     if (error) {
         segment->entries = open->entries;
