@@ -30,7 +30,8 @@
 #include "device/lock.h"
 #include "error.h"
 
-#define FILE_MAX_TRANSFER_DEFAULT (1u << 20)
+#define FILE_MAX_TRANSFER_DEFAULT (512u << 10)
+#define TMPFS_MAX_TRANSFER_DEFAULT (256u << 10) /* what was copied is still in cache afterwards */
 #define FILE_MAX_TRANSFER_MAX (64u << 20)
 #define FILE_LBA_BYTES 4096u
 #define FILE_ALIGN_UNKNOWN 4096u /* where the kernel does not tell: before 6.1 */
@@ -44,7 +45,7 @@ struct options {
     const char *path;
     uint64_t size_bytes; /* 0: as large as it is */
     uint64_t lba_bytes;
-    uint64_t max_transfer_bytes;
+    uint64_t max_transfer_bytes; /* 0: the default */
     enum tristate sync_io, sparse, direct;
     bool read_only, create;
 };
@@ -92,7 +93,6 @@ static int read_options(const struct hifc_uri *uri, unsigned flags, struct optio
     static const char *const known[] = {"size", "lba",    "max_transfer", "io",
                                         "sparse", "direct", NULL};
     *options = (struct options){.path = uri->target, .lba_bytes = 0, .sparse = AUTO, .direct = AUTO,
-                                .max_transfer_bytes = FILE_MAX_TRANSFER_DEFAULT,
                                 .read_only = flags & HIFC_DEVICE_READ_ONLY,
                                 .create = flags & HIFC_DEVICE_CREATE};
     int rc = hifc_uri_allow(uri, known);
@@ -113,8 +113,9 @@ static int read_options(const struct hifc_uri *uri, unsigned flags, struct optio
         return hifc_fail(-EINVAL, "file device: lba=%llu; it can be 512 or 4096",
                          (unsigned long long)options->lba_bytes);
     }
-    if (options->max_transfer_bytes < 4096 || options->max_transfer_bytes > FILE_MAX_TRANSFER_MAX ||
-        options->max_transfer_bytes % 4096) {
+    if (hifc_uri_param(uri, "max_transfer") &&
+        (options->max_transfer_bytes < 4096 || options->max_transfer_bytes > FILE_MAX_TRANSFER_MAX ||
+         options->max_transfer_bytes % 4096)) {
         return hifc_fail(-EINVAL, "file device: max_transfer=%llu; it must be whole pages of 4 KiB, "
                          "at most 64 MiB", (unsigned long long)options->max_transfer_bytes);
     }
@@ -377,7 +378,10 @@ static int describe(const struct options *options, const struct target *target,
                          "the path", options->path);
     }
     geometry->lba_bytes = lba;
-    geometry->max_transfer_bytes = (uint32_t)options->max_transfer_bytes;
+    geometry->max_transfer_bytes = options->max_transfer_bytes
+                                       ? (uint32_t)options->max_transfer_bytes
+                                   : target->tmpfs ? TMPFS_MAX_TRANSFER_DEFAULT
+                                                   : FILE_MAX_TRANSFER_DEFAULT;
     geometry->max_iov = HIFC_IO_IOV_MAX;
     geometry->buffer_align_bytes = target->align_bytes;
     geometry->direct = target->direct;

@@ -27,7 +27,7 @@
 #define RAM_IMAGES_MAX 4096u
 #define RAM_NAME_MAX 200u
 #define RAM_POLL_BYTES (2u << 20)
-#define RAM_MAX_TRANSFER_DEFAULT (1u << 20)
+#define RAM_MAX_TRANSFER_DEFAULT (256u << 10) /* copied bytes are still in cache at completion */
 #define RAM_DEPTH_MAX 65536u
 #define PAGE_BYTES 4096u
 

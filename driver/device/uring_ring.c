@@ -17,6 +17,8 @@
 
 #define URING_DEPTH_MAX 4096u
 #define URING_CLOSE_EXTRA_MS 5000u /* close waits this much longer than the command timeout */
+#define URING_MEMORY_WAIT_MS 500
+#define URING_MEMORY_RETRY_MS 10
 
 /* ---- registered memory ----------------------------------------------------------------------- */
 
@@ -157,6 +159,18 @@ static void release(struct hifc_uring *ring)
     free(ring);
 }
 
+/* The kernel counts a ring as locked memory, and one that was closed for some ms longer. */
+static int set_up(struct hifc_uring *ring, uint32_t depth)
+{
+    int rc = io_uring_queue_init(depth, &ring->ring, 0);
+    for (int waited_ms = 0; rc == -ENOMEM && waited_ms < URING_MEMORY_WAIT_MS;
+         waited_ms += URING_MEMORY_RETRY_MS) {
+        nanosleep(&(struct timespec){.tv_nsec = URING_MEMORY_RETRY_MS * 1000000l}, NULL);
+        rc = io_uring_queue_init(depth, &ring->ring, 0);
+    }
+    return rc;
+}
+
 int hifc_uring_open(struct hifc_device *base, uint32_t depth, uint32_t command_timeout_ms,
                     struct hifc_qpair **out)
 {
@@ -171,7 +185,7 @@ int hifc_uring_open(struct hifc_device *base, uint32_t depth, uint32_t command_t
     }
     ring->timeout_ms = command_timeout_ms;
     ring->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int rc = ring->event_fd < 0 ? -errno : io_uring_queue_init(depth, &ring->ring, 0);
+    int rc = ring->event_fd < 0 ? -errno : set_up(ring, depth);
     if (rc) {
         release(ring);
         return refuse_ring(base, rc);
