@@ -116,6 +116,9 @@ struct hifc_pools;
 
 int hifc_pools_create(struct hifc_device *device, uint64_t size_bytes, struct hifc_pools **out);
 void hifc_pools_destroy(struct hifc_pools *pools);
+/* Takes all memory back from the device, which may then be closed; the memory of pool 0 stays
+ * mapped until destroy, the only call that may follow. */
+void hifc_pools_release(struct hifc_pools *pools);
 int hifc_pools_alloc(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *offset);
 int hifc_pools_free(struct hifc_pools *pools, uint64_t offset);
 /* Destroy leaves the memory of pool 0 mapped: it is the caller's to unmap from then on. */

@@ -189,16 +189,22 @@ int hifc_pools_create(struct hifc_device *device, uint64_t size_bytes, struct hi
     return 0;
 }
 
-void hifc_pools_destroy(struct hifc_pools *pools)
+void hifc_pools_release(struct hifc_pools *pools)
 {
-    if (!pools) {
-        return;
-    }
     for (uint32_t pool = 1; pool < POOLS_MAX; pool++) {
         if (atomic_load(&pools->table[pool].base)) {
             (void)hifc_pools_unregister(pools, pool);
         }
     }
+    hifc_region_release(pools->device, &pools->region);
+}
+
+void hifc_pools_destroy(struct hifc_pools *pools)
+{
+    if (!pools) {
+        return;
+    }
+    hifc_pools_release(pools);
     hifc_region_destroy(pools->device, &pools->region);
     pthread_mutex_destroy(&pools->mutex);
     free(pools->pages);

@@ -131,14 +131,20 @@ int hifc_region_create(struct hifc_device *device, uint64_t size_bytes, const ch
     return 0;
 }
 
+void hifc_region_release(struct hifc_device *device, struct hifc_region *region)
+{
+    if (region->base && region->registered && device->ops->unregister_memory) {
+        (void)device->ops->unregister_memory(device, region->base, region->size_bytes);
+    }
+    region->registered = false;
+}
+
 void hifc_region_destroy(struct hifc_device *device, struct hifc_region *region)
 {
     if (!region->base) {
         return;
     }
-    if (region->registered && device->ops->unregister_memory) {
-        (void)device->ops->unregister_memory(device, region->base, region->size_bytes);
-    }
+    hifc_region_release(device, region);
     if (!region->disowned) {
         munmap(region->base, region->size_bytes);
     }

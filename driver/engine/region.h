@@ -28,6 +28,8 @@ struct hifc_region {
 int hifc_region_create(struct hifc_device *device, uint64_t size_bytes, const char *what,
                        struct hifc_region *out);
 /* Nothing may be in flight to it. Harmless on a zeroed or destroyed region. */
+/* Takes it back from the device; the memory stays. */
+void hifc_region_release(struct hifc_device *device, struct hifc_region *region);
 void hifc_region_destroy(struct hifc_device *device, struct hifc_region *region);
 
 #endif

@@ -249,7 +249,8 @@ static int check_payload(struct state *state, const struct hifc_slot *slot)
 
 HIFC_API int hifc_check(struct hifc_ns *ns, uint32_t kind, struct hifc_check_result *out)
 {
-    int error = ns_enter(ns);
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
     if (error) {
         return error;
     }

@@ -183,7 +183,7 @@ static void *janitor_main(void *argument)
 
 int ns_janitor_start(struct hifc_ns *ns)
 {
-    if (ns->read_only || !hifc_engine_is_reactor(ns->engine)) {
+    if (ns->read_only || !ns->reactor) {
         return 0;
     }
     sigset_t all, before;

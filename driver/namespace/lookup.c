@@ -51,7 +51,8 @@ static int slot_answer(const struct hifc_slot *slot)
 HIFC_API int hifc_lookup(struct hifc_ns *ns, const struct hifc_key *keys, uint32_t count,
                          int32_t *answers, uint32_t *lengths)
 {
-    int error = ns_enter(ns);
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
     if (error) {
         return error;
     }
@@ -73,7 +74,8 @@ HIFC_API int hifc_lookup(struct hifc_ns *ns, const struct hifc_key *keys, uint32
 HIFC_API int64_t hifc_longest_prefix(struct hifc_ns *ns, const struct hifc_key *keys,
                                      uint32_t count)
 {
-    int error = ns_enter(ns);
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
     if (error) {
         return error;
     }
@@ -88,7 +90,8 @@ HIFC_API int64_t hifc_longest_prefix(struct hifc_ns *ns, const struct hifc_key *
 
 HIFC_API int hifc_touch(struct hifc_ns *ns, const struct hifc_key *keys, uint32_t count)
 {
-    int error = ns_enter(ns);
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
     if (error) {
         return error;
     }
@@ -105,7 +108,8 @@ HIFC_API int hifc_touch(struct hifc_ns *ns, const struct hifc_key *keys, uint32_
 
 HIFC_API int hifc_list(struct hifc_ns *ns, uint64_t *cursor, struct hifc_entry *out, uint32_t count)
 {
-    int error = ns_enter(ns);
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
     if (error) {
         return error;
     }
@@ -171,7 +175,8 @@ void ns_leases_expire(struct hifc_ns *ns, uint64_t now_ns)
 HIFC_API int hifc_lease(struct hifc_ns *ns, const struct hifc_key *keys, uint32_t count,
                         uint32_t ttl_ms, int32_t *answers, uint64_t *out)
 {
-    int error = ns_enter(ns);
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
     if (error) {
         return error;
     }
@@ -212,7 +217,8 @@ HIFC_API int hifc_lease(struct hifc_ns *ns, const struct hifc_key *keys, uint32_
 
 HIFC_API int hifc_lease_release(struct hifc_ns *ns, uint64_t id)
 {
-    int error = ns_enter(ns);
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
     if (error) {
         return error;
     }
@@ -246,7 +252,8 @@ void ns_event(struct hifc_ns *ns, const struct hifc_key *key, uint32_t kind, uin
 HIFC_API int hifc_events(struct hifc_ns *ns, struct hifc_event *out, uint32_t count,
                          uint64_t *dropped)
 {
-    int error = ns_enter(ns);
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
     if (error) {
         return error;
     }

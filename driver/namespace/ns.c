@@ -9,11 +9,13 @@
 #include <string.h>
 #include <sys/random.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "namespace/owner.h"
 
 #define DRAIN_AT_CLOSE_US 120000000ll
 #define WAIT_CHANGED_NS 5000000l
+#define LEAVE_NAP_US 200u
 
 uint64_t ns_now(void)
 {
@@ -22,7 +24,14 @@ uint64_t ns_now(void)
     return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-int ns_enter(struct hifc_ns *ns)
+void ns_leave(struct hifc_ns **visit)
+{
+    if (*visit) {
+        atomic_fetch_sub_explicit(&(*visit)->visits, 1, memory_order_release);
+    }
+}
+
+int ns_enter(struct hifc_ns *ns, struct hifc_ns **visit)
 {
     if (!ns) {
         return hifc_fail(-EINVAL, "no namespace: open one first");
@@ -31,10 +40,14 @@ int ns_enter(struct hifc_ns *ns)
         return hifc_fail(-ESHUTDOWN, "this namespace belongs to the parent process: open it after "
                                      "fork(), or attach to its owner");
     }
-    if (atomic_load_explicit(&ns->closed, memory_order_acquire)) {
+    /* Counted first and looked at second, while who closes does it the other way round. */
+    atomic_fetch_add(&ns->visits, 1);
+    if (atomic_load(&ns->closed)) {
+        atomic_fetch_sub(&ns->visits, 1);
         return hifc_fail(-ESHUTDOWN, "the namespace on %s is closed or was detached: open it again",
                          ns->uri);
     }
+    *visit = ns;
     return 0;
 }
 
@@ -74,7 +87,7 @@ static void batch_end(void *owner)
 
 void ns_wait_changed(struct hifc_ns *ns)
 {
-    if (hifc_engine_is_reactor(ns->engine)) {
+    if (ns->reactor) {
         struct timespec until;
         clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += WAIT_CHANGED_NS;
@@ -125,22 +138,21 @@ int ns_settle(struct hifc_ns *ns, int64_t timeout_us)
     return settled ? 0 : hifc_fail(-ETIMEDOUT, "batches on %s did not complete in time", ns->uri);
 }
 
-HIFC_API int hifc_sync(struct hifc_ns *ns)
+int ns_sync(struct hifc_ns *ns)
 {
-    int error = ns_enter(ns);
-    if (error || ns->read_only) {
-        return error;
-    }
-    error = ns_settle(ns, 2000ll * ns->opts.command_timeout_ms);
+    int error = ns_settle(ns, 2000ll * ns->opts.command_timeout_ms);
     return error ? error : ns_flush(ns);
 }
 
-HIFC_API int hifc_drain(struct hifc_ns *ns, int64_t timeout_us)
+HIFC_API int hifc_sync(struct hifc_ns *ns)
 {
-    int error = ns_enter(ns);
-    if (error) {
-        return error;
-    }
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
+    return error || ns->read_only ? error : ns_sync(ns);
+}
+
+int ns_drain(struct hifc_ns *ns, int64_t timeout_us)
+{
     uint64_t deadline = timeout_us < 0 ? UINT64_MAX : ns_now() + (uint64_t)timeout_us * 1000;
     pthread_mutex_lock(&ns->mutex);
     ns_close_forming(ns, true);
@@ -156,6 +168,13 @@ HIFC_API int hifc_drain(struct hifc_ns *ns, int64_t timeout_us)
                                  ns->uri);
 }
 
+HIFC_API int hifc_drain(struct hifc_ns *ns, int64_t timeout_us)
+{
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
+    return error ? error : ns_drain(ns, timeout_us);
+}
+
 /* ---- the owner's socket --------------------------------------------------------------------- */
 
 static int owner_stats(void *context, struct hifc_stats *out)
@@ -168,12 +187,7 @@ static int owner_health(void *context, uint8_t log[512])
     return hifc_health(context, log);
 }
 
-/* The device is released in order; the handle stays and answers -ESHUTDOWN from then on. */
-static int owner_detach(void *context)
-{
-    int error = ns_enter(context);
-    return error ? error : ns_shutdown(context);
-}
+static int owner_detach(void *context);
 
 static int open_owner(struct hifc_ns *ns)
 {
@@ -276,14 +290,29 @@ static int open_epoch(struct hifc_ns *ns, uint64_t highest)
     return hifc_superblock_write(ns->io, &ns->sb);
 }
 
-static void destroy(struct hifc_ns *ns)
+/* Nothing is in flight and nobody visits: the device is free for others afterwards. */
+static void release_device(struct hifc_ns *ns)
 {
     if (ns->engine) {
         hifc_engine_destroy(ns->engine);
+        ns->engine = NULL;
     }
     if (ns->io) {
         hifc_blockio_destroy(ns->io);
+        ns->io = NULL;
     }
+    if (ns->device) {
+        if (ns->pools) {
+            hifc_pools_release(ns->pools);
+        }
+        hifc_device_close(ns->device);
+        ns->device = NULL;
+    }
+}
+
+static void destroy(struct hifc_ns *ns)
+{
+    release_device(ns);
     while (ns->open_list) {
         ns_open_destroy(ns, ns->open_list);
     }
@@ -297,9 +326,6 @@ static void destroy(struct hifc_ns *ns)
     }
     if (ns->pools) {
         hifc_pools_destroy(ns->pools);
-    }
-    if (ns->device) {
-        hifc_device_close(ns->device);
     }
     for (uint32_t i = 0; ns->segments && i < ns->segment_count; i++) {
         free(ns->segments[i].entries);
@@ -327,6 +353,7 @@ static struct hifc_ns *create(const char *uri, const struct hifc_open_opts *opts
         ns->opts = *opts;
     }
     ns->read_only = ns->opts.read_only;
+    ns->reactor = ns->opts.drive == HIFC_REACTOR;
     ns->fork_generation = hifc_fork_generation();
     strncpy(ns->uri, uri, sizeof ns->uri - 1);
     return ns;
@@ -387,30 +414,54 @@ static int seal_all(struct hifc_ns *ns)
     return error;
 }
 
-int ns_shutdown(struct hifc_ns *ns)
+/* Everything that was acknowledged is on stable media and sealed, if the device lets it. */
+static int finish_writing(struct hifc_ns *ns)
 {
-    int error = hifc_drain(ns, DRAIN_AT_CLOSE_US);
-    atomic_store_explicit(&ns->closed, true, memory_order_release);
-    ns_janitor_stop(ns);
-    if (ns->read_only) {
-        return error;
-    }
     abort_reservations(ns);
-    int settled = ns_settle(ns, DRAIN_AT_CLOSE_US);
-    error = error ? error : settled;
-    if (!settled) {
-        int sealed = seal_all(ns);
-        error = error ? error : sealed;
-    }
-    if (!error) {
-        error = ns_flush(ns);
-    }
+    int error = ns_settle(ns, DRAIN_AT_CLOSE_US);
+    error = error ? error : seal_all(ns);
+    error = error ? error : ns_flush(ns);
     if (!error) {
         ns->sb.sequence++;
         ns->sb.clean = 1;
         error = hifc_superblock_write(ns->io, &ns->sb);
     }
     return error;
+}
+
+/* Ends all activity and releases the device; what close and detach have in common. -EBUSY: a call
+ * would not end. */
+static int shut_down(struct hifc_ns *ns)
+{
+    if (atomic_exchange(&ns->closed, true)) {
+        return 0;
+    }
+    int error = ns_drain(ns, DRAIN_AT_CLOSE_US);
+    ns_janitor_stop(ns);
+    uint64_t deadline = ns_now() + DRAIN_AT_CLOSE_US * 1000;
+    while (atomic_load(&ns->visits) > 0 && ns_now() < deadline) {
+        usleep(LEAVE_NAP_US);
+    }
+    if (atomic_load(&ns->visits) > 0) {
+        return hifc_fail(-EBUSY, "calls on %s have not returned: end them before closing", ns->uri);
+    }
+    if (!ns->read_only) {
+        int finished = finish_writing(ns);
+        error = error ? error : finished;
+    }
+    struct hifc_error kept;
+    hifc_error_copy(&kept);
+    release_device(ns);
+    if (error) {
+        hifc_error_adopt(&kept);
+    }
+    return error;
+}
+
+/* The handle stays and answers -ESHUTDOWN from then on. */
+static int owner_detach(void *context)
+{
+    return shut_down(context);
 }
 
 HIFC_API int hifc_close(struct hifc_ns *ns)
@@ -422,11 +473,8 @@ HIFC_API int hifc_close(struct hifc_ns *ns)
         return hifc_fail(-ESHUTDOWN, "this namespace belongs to the parent process, which closes "
                                      "it");
     }
-    int error = 0;
     hifc_owner_stop(ns->owner);
-    if (!atomic_load(&ns->closed)) {
-        error = ns_shutdown(ns);
-    }
+    int error = shut_down(ns);
     struct hifc_error kept;
     hifc_error_copy(&kept);
     destroy(ns);
@@ -463,138 +511,4 @@ HIFC_API int hifc_format(const char *uri, const struct hifc_format_opts *opts)
         hifc_error_adopt(&kept);
     }
     return error;
-}
-
-/* ---- state ---------------------------------------------------------------------------------- */
-
-HIFC_API void *hifc_pool_base(struct hifc_ns *ns, uint32_t pool, uint64_t *size_bytes)
-{
-    if (ns_enter(ns) != 0) {
-        return NULL;
-    }
-    uint64_t used, peak;
-    if (size_bytes && pool == 0) {
-        hifc_pools_usage(ns->pools, &used, &peak, size_bytes);
-    }
-    return hifc_pools_resolve(ns->pools, pool, 0, 0);
-}
-
-HIFC_API int hifc_buffer_alloc(struct hifc_ns *ns, uint64_t size_bytes, uint64_t *offset)
-{
-    int error = ns_enter(ns);
-    return error ? error : hifc_pools_alloc(ns->pools, size_bytes, offset);
-}
-
-HIFC_API int hifc_buffer_free(struct hifc_ns *ns, uint64_t offset)
-{
-    int error = ns_enter(ns);
-    return error ? error : hifc_pools_free(ns->pools, offset);
-}
-
-HIFC_API int hifc_pool_disown(struct hifc_ns *ns, void **base, uint64_t *size_bytes)
-{
-    int error = ns_enter(ns);
-    if (!error) {
-        hifc_pools_disown(ns->pools, base, size_bytes);
-    }
-    return error;
-}
-
-HIFC_API int hifc_pool_register(struct hifc_ns *ns, void *base, uint64_t size_bytes, uint32_t *pool)
-{
-    int error = ns_enter(ns);
-    return error ? error : hifc_pools_register(ns->pools, base, size_bytes, pool);
-}
-
-HIFC_API int hifc_pool_unregister(struct hifc_ns *ns, uint32_t pool)
-{
-    int error = ns_enter(ns);
-    error = error ? error : hifc_drain(ns, 2000ll * ns->opts.command_timeout_ms);
-    return error ? error : hifc_pools_unregister(ns->pools, pool);
-}
-
-HIFC_API int hifc_health(struct hifc_ns *ns, uint8_t log[512])
-{
-    int error = ns_enter(ns);
-    return error ? error : hifc_device_health(ns->device, log);
-}
-
-static void space(struct hifc_ns *ns, struct hifc_stats *out)
-{
-    out->capacity_bytes = (uint64_t)ns->segment_count * ns->segment_size;
-    for (uint32_t i = 0; i < ns->segment_count; i++) {
-        const struct ns_segment *s = &ns->segments[i];
-        out->live_bytes += s->live_bytes;
-        out->metadata_bytes += s->metadata_bytes;
-        out->segments_damaged += s->state == NS_DAMAGED;
-        if (s->state == NS_FREE) {
-            out->free_bytes += ns->segment_size;
-        } else if (s->state == NS_OPEN) {
-            out->free_bytes += ns->segment_size - s->used_bytes;
-        }
-    }
-    out->dead_bytes =
-        out->capacity_bytes - out->live_bytes - out->metadata_bytes - out->free_bytes;
-}
-
-HIFC_API int hifc_stats(struct hifc_ns *ns, struct hifc_stats *out)
-{
-    int error = ns_enter(ns);
-    if (error) {
-        return error;
-    }
-    struct hifc_engine_stats io;
-    hifc_engine_stats_get(ns->engine, &io);
-    pthread_mutex_lock(&ns->mutex);
-    *out = ns->stats;
-    memcpy(out->uuid, ns->sb.uuid, sizeof out->uuid);
-    memcpy(out->label, ns->sb.label, sizeof out->label);
-    space(ns, out);
-    out->segment_size_bytes = ns->segment_size;
-    out->segments = ns->segment_count;
-    out->segments_free = ns->free_count;
-    out->direct = ns->device->geometry.direct;
-    out->open_epoch = ns->sb.open_epoch;
-    out->entries = hifc_index_count(ns->index);
-    out->entries_swap = ns->entries_swap;
-    out->index_bytes = hifc_index_bytes(ns->index);
-    out->requests_inflight = ns->requests_inflight;
-    out->reservations = ns->reservation_count;
-    out->leases = ns->lease_count;
-    pthread_mutex_unlock(&ns->mutex);
-    out->device_read_bytes = io.read_bytes;
-    out->device_write_bytes = io.write_bytes;
-    out->device_read_commands = io.read_commands;
-    out->device_write_commands = io.write_commands;
-    out->poll_count = io.poll_count;
-    out->poll_empty_count = io.poll_empty_count;
-    hifc_pools_usage(ns->pools, &out->buffer_used_bytes, &out->buffer_peak_bytes,
-                     &out->buffer_size_bytes);
-    return 0;
-}
-
-/* ---- the library ---------------------------------------------------------------------------- */
-
-HIFC_API uint32_t hifc_abi_version(void)
-{
-    return HIFC_ABI_VERSION;
-}
-
-HIFC_API size_t hifc_sizeof(const char *name)
-{
-#define SIZE_OF(type) {#type, sizeof(struct hifc_##type)}
-    static const struct {
-        const char *name;
-        size_t size;
-    } sizes[] = {SIZE_OF(key),         SIZE_OF(req),   SIZE_OF(error),       SIZE_OF(format_opts),
-                 SIZE_OF(open_opts),   SIZE_OF(entry), SIZE_OF(ticket_info), SIZE_OF(event),
-                 SIZE_OF(stats),       SIZE_OF(check_result)};
-#undef SIZE_OF
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        if (strncmp(name, "hifc_", 5) == 0 ? strcmp(name + 5, sizes[i].name) == 0
-                                           : strcmp(name, sizes[i].name) == 0) {
-            return sizes[i].size;
-        }
-    }
-    return 0;
 }

@@ -243,7 +243,9 @@ struct hifc_ns {
     uint64_t fork_generation;
     uint32_t segment_size;
     bool read_only;
-    _Atomic bool closed;
+    bool reactor;
+    _Atomic bool closed;      /* no new visits */
+    _Atomic uint32_t visits;  /* calls of the public interface under way */
     char uri[1024];
 
     /* the driving thread's, without the mutex */
@@ -305,14 +307,20 @@ struct hifc_ns {
 
 /* ---- ns.c ----------------------------------------------------------------------------------- */
 uint64_t ns_now(void); /* CLOCK_MONOTONIC in ns */
-/* 0, or -ESHUTDOWN with the reason: closed, detached, or in a child of fork(). */
-int ns_enter(struct hifc_ns *ns);
+/* A call of the public interface: 0, or -ESHUTDOWN with the reason (closed, detached, in a child of
+ * fork()). Device and engine stay until the visit ends, with the scope of the variable:
+ *     struct hifc_ns *visit NS_VISIT = NULL;
+ *     int error = ns_enter(ns, &visit);
+ */
+#define NS_VISIT __attribute__((cleanup(ns_leave)))
+int ns_enter(struct hifc_ns *ns, struct hifc_ns **visit);
+void ns_leave(struct hifc_ns **visit);
+int ns_sync(struct hifc_ns *ns);
+int ns_drain(struct hifc_ns *ns, int64_t timeout_us);
 /* Flushes the device and moves the flushed mark to what had completed before. */
 int ns_flush(struct hifc_ns *ns);
 /* Closes forming batches and waits until every batch closed so far has completed. */
 int ns_settle(struct hifc_ns *ns, int64_t timeout_us);
-/* Ends all activity and releases the device; what close and detach have in common. */
-int ns_shutdown(struct hifc_ns *ns);
 /* Waits a little for something to change: polls when inline, else sleeps on `changed`. Mutex held. */
 void ns_wait_changed(struct hifc_ns *ns);
 

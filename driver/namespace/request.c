@@ -500,14 +500,15 @@ static void answer_now(struct hifc_ns *ns, struct hifc_ticket *ticket, struct hi
 HIFC_API int hifc_submit(struct hifc_ns *ns, struct hifc_req *reqs, uint32_t count,
                          struct hifc_ticket **out)
 {
-    int error = ns_enter(ns);
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
     if (error) {
         return error;
     }
     if (count == 0 || !reqs || !out) {
         return hifc_fail(-EINVAL, "submit wants at least one request and room for the ticket");
     }
-    if (!hifc_engine_is_reactor(ns->engine) && ns->janitor_wanted) {
+    if (!ns->reactor && ns->janitor_wanted) {
         ns_janitor_inline(ns);
     }
     struct scratch scratch;

@@ -16,6 +16,7 @@
 
 #include "namespace/ns.h"
 
+#define TICKET_CLOSING_NAP_US 1000u
 #define TICKET_SPIN_ROUNDS 200u /* looks before it sleeps: a completion is often microseconds away */
 
 int ns_tickets_create(struct hifc_ns *ns)
@@ -113,6 +114,12 @@ static bool ticket_is_done(struct hifc_ticket *ticket)
 /* Inline: the waiter polls, or the thread that holds the queue pairs does its work for it. */
 static int ticket_wait_inline(struct hifc_ticket *ticket, int64_t timeout_us)
 {
+    struct hifc_ns *visit NS_VISIT = NULL;
+    if (ns_enter(ticket->ns, &visit) != 0) {
+        /* Closing: who closes polls until every request has been answered. */
+        usleep(TICKET_CLOSING_NAP_US);
+        return ticket_is_done(ticket);
+    }
     uint64_t deadline = timeout_us < 0 ? UINT64_MAX : ns_now() + (uint64_t)timeout_us * 1000;
     for (;;) {
         int completed = hifc_engine_poll(ticket->ns->engine);
@@ -168,7 +175,7 @@ HIFC_API int hifc_ticket_wait(struct hifc_ticket *ticket, int64_t timeout_us)
     if (ticket_is_done(ticket)) {
         return 1;
     }
-    if (hifc_engine_is_reactor(ticket->ns->engine)) {
+    if (ticket->ns->reactor) {
         return timeout_us == 0 ? 0 : ticket_wait_reactor(ticket, timeout_us);
     }
     return ticket_wait_inline(ticket, timeout_us);
@@ -194,7 +201,7 @@ HIFC_API int hifc_ticket_fd(struct hifc_ticket *ticket)
     if (hifc_forked_since(ns->fork_generation)) {
         return hifc_fail(-ESHUTDOWN, "a ticket of the parent process");
     }
-    if (!hifc_engine_is_reactor(ns->engine)) {
+    if (!ns->reactor) {
         return hifc_fail(-ENOTSUP, "a namespace driven inline has nobody to signal an eventfd: "
                                    "open it with drive = reactor");
     }

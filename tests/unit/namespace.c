@@ -5,6 +5,7 @@
 #include "check.h"
 
 #include <errno.h>
+#include <unistd.h>
 
 #include "device/ram.h"
 
@@ -232,6 +233,42 @@ TEST(a_full_swap_class_answers_no_space_and_takes_more_after_deletes)
         check_value(i, at, 0, 100000);
     }
     CHECK_EQ(hifc_close(ns), 0);
+}
+
+/* What hifc-admin does: asks the owner, by its socket, to let the device go. */
+static void ask_owner(const char *word)
+{
+    char command[512];
+    snprintf(command, sizeof command,
+             "python3 -c \"import socket,glob,os;"
+             "f='/run/hifc' if os.getuid()==0 else '/run/user/%%d/hifc'%%os.getuid();"
+             "s=socket.socket(socket.AF_UNIX);"
+             "s.connect(glob.glob(f+'/%d-*.sock')[0]);s.sendall(b'%s\\n');"
+             "r=s.recv(65536);assert b'\\\"ok\\\": true' in r or b'\\\"ok\\\":true' in r, r\"",
+             (int)getpid(), word);
+    CHECK_EQ(system(command), 0);
+}
+
+TEST(a_detached_namespace_lets_its_device_go_and_answers_so)
+{
+    for (uint32_t drive = HIFC_REACTOR; drive <= HIFC_INLINE; drive++) {
+        struct hifc_ticket *ticket;
+        struct hifc_req req = {.op = HIFC_OP_GET, .key = key_of(1)};
+        uint64_t at;
+        format_ns();
+        open_ns(drive);
+        CHECK_EQ(hifc_buffer_alloc(ns, 65536, &at), 0);
+        CHECK_EQ(put(1, at, 5000, 1, HIFC_REUSE), HIFC_OK);
+        ask_owner("stats");
+        ask_owner("detach");
+        CHECK_EQ(hifc_submit(ns, &req, 1, &ticket), -ESHUTDOWN);
+        CHECK_EQ(hifc_sync(ns), -ESHUTDOWN);
+        pool[at] = 7; /* memory that was handed out stays until close */
+        struct hifc_ns *detached = ns;
+        open_ns(drive);
+        CHECK_EQ(hifc_close(ns), 0);
+        CHECK_EQ(hifc_close(detached), 0);
+    }
 }
 
 int main(int argc, char **argv)

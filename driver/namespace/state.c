@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * state.c - what a caller asks of an open namespace beside its values: memory, health, statistics;
+ * and what the library says of itself.
+ */
+#include <string.h>
+
+#include "namespace/ns.h"
+
+/* ---- state ---------------------------------------------------------------------------------- */
+
+HIFC_API void *hifc_pool_base(struct hifc_ns *ns, uint32_t pool, uint64_t *size_bytes)
+{
+    struct hifc_ns *visit NS_VISIT = NULL;
+    if (ns_enter(ns, &visit) != 0) {
+        return NULL;
+    }
+    uint64_t used, peak;
+    if (size_bytes && pool == 0) {
+        hifc_pools_usage(ns->pools, &used, &peak, size_bytes);
+    }
+    return hifc_pools_resolve(ns->pools, pool, 0, 0);
+}
+
+HIFC_API int hifc_buffer_alloc(struct hifc_ns *ns, uint64_t size_bytes, uint64_t *offset)
+{
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
+    return error ? error : hifc_pools_alloc(ns->pools, size_bytes, offset);
+}
+
+HIFC_API int hifc_buffer_free(struct hifc_ns *ns, uint64_t offset)
+{
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
+    return error ? error : hifc_pools_free(ns->pools, offset);
+}
+
+HIFC_API int hifc_pool_disown(struct hifc_ns *ns, void **base, uint64_t *size_bytes)
+{
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
+    if (!error) {
+        hifc_pools_disown(ns->pools, base, size_bytes);
+    }
+    return error;
+}
+
+HIFC_API int hifc_pool_register(struct hifc_ns *ns, void *base, uint64_t size_bytes, uint32_t *pool)
+{
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
+    return error ? error : hifc_pools_register(ns->pools, base, size_bytes, pool);
+}
+
+HIFC_API int hifc_pool_unregister(struct hifc_ns *ns, uint32_t pool)
+{
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
+    error = error ? error : ns_drain(ns, 2000ll * ns->opts.command_timeout_ms);
+    return error ? error : hifc_pools_unregister(ns->pools, pool);
+}
+
+/* ---- state ----------------------------------------------------------------------------------- */
+
+HIFC_API int hifc_health(struct hifc_ns *ns, uint8_t log[512])
+{
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
+    return error ? error : hifc_device_health(ns->device, log);
+}
+
+static void space(struct hifc_ns *ns, struct hifc_stats *out)
+{
+    out->capacity_bytes = (uint64_t)ns->segment_count * ns->segment_size;
+    for (uint32_t i = 0; i < ns->segment_count; i++) {
+        const struct ns_segment *s = &ns->segments[i];
+        out->live_bytes += s->live_bytes;
+        out->metadata_bytes += s->metadata_bytes;
+        out->segments_damaged += s->state == NS_DAMAGED;
+        if (s->state == NS_FREE) {
+            out->free_bytes += ns->segment_size;
+        } else if (s->state == NS_OPEN) {
+            out->free_bytes += ns->segment_size - s->used_bytes;
+        }
+    }
+    out->dead_bytes =
+        out->capacity_bytes - out->live_bytes - out->metadata_bytes - out->free_bytes;
+}
+
+HIFC_API int hifc_stats(struct hifc_ns *ns, struct hifc_stats *out)
+{
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
+    if (error) {
+        return error;
+    }
+    struct hifc_engine_stats io;
+    hifc_engine_stats_get(ns->engine, &io);
+    pthread_mutex_lock(&ns->mutex);
+    *out = ns->stats;
+    memcpy(out->uuid, ns->sb.uuid, sizeof out->uuid);
+    memcpy(out->label, ns->sb.label, sizeof out->label);
+    space(ns, out);
+    out->segment_size_bytes = ns->segment_size;
+    out->segments = ns->segment_count;
+    out->segments_free = ns->free_count;
+    out->direct = ns->device->geometry.direct;
+    out->open_epoch = ns->sb.open_epoch;
+    out->entries = hifc_index_count(ns->index);
+    out->entries_swap = ns->entries_swap;
+    out->index_bytes = hifc_index_bytes(ns->index);
+    out->requests_inflight = ns->requests_inflight;
+    out->reservations = ns->reservation_count;
+    out->leases = ns->lease_count;
+    pthread_mutex_unlock(&ns->mutex);
+    out->device_read_bytes = io.read_bytes;
+    out->device_write_bytes = io.write_bytes;
+    out->device_read_commands = io.read_commands;
+    out->device_write_commands = io.write_commands;
+    out->poll_count = io.poll_count;
+    out->poll_empty_count = io.poll_empty_count;
+    hifc_pools_usage(ns->pools, &out->buffer_used_bytes, &out->buffer_peak_bytes,
+                     &out->buffer_size_bytes);
+    return 0;
+}
+
+/* ---- the library ---------------------------------------------------------------------------- */
+
+HIFC_API uint32_t hifc_abi_version(void)
+{
+    return HIFC_ABI_VERSION;
+}
+
+HIFC_API size_t hifc_sizeof(const char *name)
+{
+#define SIZE_OF(type) {#type, sizeof(struct hifc_##type)}
+    static const struct {
+        const char *name;
+        size_t size;
+    } sizes[] = {SIZE_OF(key),         SIZE_OF(req),   SIZE_OF(error),       SIZE_OF(format_opts),
+                 SIZE_OF(open_opts),   SIZE_OF(entry), SIZE_OF(ticket_info), SIZE_OF(event),
+                 SIZE_OF(stats),       SIZE_OF(check_result)};
+#undef SIZE_OF
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (strncmp(name, "hifc_", 5) == 0 ? strcmp(name + 5, sizes[i].name) == 0
+                                           : strcmp(name, sizes[i].name) == 0) {
+            return sizes[i].size;
+        }
+    }
+    return 0;
+}
