@@ -61,7 +61,7 @@ REQUEST = np.dtype(
         ("checksum_offset", "<u8"),
         ("handle", "<u8"),
         ("user", "<u8"),
-        ("reserved", "<u8"),
+        ("capacity", "<u8"),
     ]
 )
 ENTRY = np.dtype(
@@ -97,7 +97,7 @@ class Request(Structure):
         ("checksum_offset", c_uint64),
         ("handle", c_uint64),
         ("user", c_uint64),
-        ("reserved", c_uint64),
+        ("capacity", c_uint64),
     ]
 
 

@@ -60,7 +60,7 @@ enum hifc_class {
 };
 
 enum hifc_op {
-    HIFC_OP_GET = 1, /* whole value (length 0) or the range [value_offset, +length) */
+    HIFC_OP_GET = 1, /* the range [value_offset, +length), or with length 0 the whole value */
     HIFC_OP_PUT = 2,
     HIFC_OP_DELETE = 3,
     HIFC_OP_RESERVE = 4, /* phase one of a two-phase put: key, cls, length, part_count -> handle */
@@ -84,7 +84,7 @@ struct hifc_req {
     uint32_t pool;            /* memory of get, put, write */
     uint32_t part_count;      /* put, reserve: equal parts of the value, each verified alone; 0 = 1 */
     uint64_t buffer_offset;   /* first byte within the pool */
-    uint32_t length;          /* bytes; get: 0 means the whole value */
+    uint32_t length;          /* bytes; get: 0 means the whole value, up to capacity */
     uint32_t value_offset;    /* get, write: first byte within the value */
     uint32_t piece_bytes;     /* the buffer is pieces of this many bytes ...; 0 = contiguous */
     uint32_t value_length;    /* out: length of the stored value, in bytes */
@@ -92,7 +92,8 @@ struct hifc_req {
     uint64_t checksum_offset; /* HIFC_F_CHECKSUMS: offset within the pool of uint32_t[] */
     uint64_t handle;          /* reservation: out of reserve; in of write, commit, abort */
     uint64_t user;            /* the caller's, never touched */
-    uint64_t reserved;        /* 0 */
+    uint64_t capacity;        /* get with length 0: bytes that the buffer holds; a longer value
+                                 answers -EMSGSIZE, with value_length set */
 };
 
 struct hifc_error {

@@ -262,6 +262,11 @@ static int start_get(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticke
                    : HIFC_MISS;
     }
     req->value_length = slot->length;
+    if (req->length == 0 && req->capacity < slot->length) {
+        return hifc_fail(-EMSGSIZE, "a value of %u bytes and a buffer of %llu: set capacity, or "
+                                    "length for a range",
+                         slot->length, (unsigned long long)req->capacity);
+    }
     uint32_t want = req->length ? req->length : slot->length - req->value_offset;
     if (req->value_offset >= slot->length || want > slot->length - req->value_offset) {
         return hifc_fail(-EINVAL, "range [%u, +%u) of a value of %u bytes", req->value_offset,

@@ -66,7 +66,8 @@ static int put(uint32_t n, uint64_t offset, uint32_t length, uint32_t parts, uin
 static int get(uint32_t n, uint64_t offset, uint32_t value_offset, uint32_t length)
 {
     struct hifc_req req = {.op = HIFC_OP_GET, .key = key_of(n), .buffer_offset = offset,
-                           .value_offset = value_offset, .length = length};
+                           .value_offset = value_offset, .length = length,
+                           .capacity = 1u << 20};
     return run(&req, 1);
 }
 

@@ -143,7 +143,8 @@ TEST(flipped_swap_bytes_are_an_error_until_deleted)
     CHECK_EQ(get(1, 10000, 10000), -EBADMSG);
     CHECK_EQ(error_seen.code, -EBADMSG);
     hifc_faulty_clear(device);
-    struct hifc_req again = {.op = HIFC_OP_GET, .key = key_of(1), .buffer_offset = at};
+    struct hifc_req again = {.op = HIFC_OP_GET, .key = key_of(1), .buffer_offset = at,
+                             .capacity = 30000};
     CHECK_EQ(run(&again), -EBADMSG);
     struct hifc_req req = {.op = HIFC_OP_DELETE, .key = key_of(1)};
     CHECK_EQ(run(&req), HIFC_OK);

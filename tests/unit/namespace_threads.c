@@ -61,6 +61,7 @@ static void *worker(void *argument)
             reqs[i].user = n;
             reqs[i].buffer_offset = at + i * 40960;
             reqs[i].op = dice < 5 ? HIFC_OP_PUT : dice < 9 ? HIFC_OP_GET : HIFC_OP_DELETE;
+            reqs[i].capacity = 40960;
             reqs[i].cls = n % 2 ? HIFC_SWAP : HIFC_REUSE;
             if (reqs[i].op == HIFC_OP_PUT) {
                 reqs[i].length = length_of(n);
