@@ -186,7 +186,8 @@ static const char *advice(int code, uint8_t sct, uint8_t sc)
     if (code == -ENOSPC || (sct == SCT_GENERIC && sc == 0x81)) {
         return "the medium below is full: free space there, or lay out a smaller device";
     }
-    if (code == -EROFS || (sct == SCT_GENERIC && sc == 0x20) || (sct == SCT_COMMAND && sc == 0x82)) {
+    if (code == -EROFS || (sct == SCT_GENERIC && sc == 0x20) ||
+        (sct == SCT_COMMAND && sc == 0x82)) {
         return "it was opened read-only or is write protected: open it for writing";
     }
     if (sct == SCT_MEDIA) {

@@ -90,8 +90,8 @@ static int check_names(const struct hifc_uri *uri)
             name++;
         }
         if (!*name && strncmp(uri->params[i].name, "fault_", 6) == 0) {
-            return hifc_fail(-EINVAL, "faulty device: unknown parameter '%.60s'; known: fault_seed, "
-                             "_drop, _cut_write, _write_error, _hang, _delay, _reorder, _read_error, "
+            return hifc_fail(-EINVAL, "faulty device: unknown parameter '%.60s'; known: fault_seed "
+                             "_drop _cut_write _write_error _hang _delay _reorder _read_error "
                              "_flip", uri->params[i].name);
         }
     }

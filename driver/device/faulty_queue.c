@@ -67,7 +67,8 @@ static int write_down(void *owner, uint64_t lba, uint8_t *data, uint32_t count)
 
 int hifc_faulty_drain(struct hifc_faulty_device *device, uint32_t drop_percent)
 {
-    int rc = hifc_overlay_drain(&device->overlay, drop_percent, &device->random, write_down, device);
+    int rc = hifc_overlay_drain(&device->overlay, drop_percent, &device->random, write_down,
+                                device);
     if (!rc && device->inner->geometry.volatile_write_cache) {
         rc = inner_run(device, HIFC_IO_FLUSH, 0, 0);
     }
@@ -129,7 +130,7 @@ static void write_blocks(struct hifc_faulty_device *device, struct hifc_io *io, 
     }
 }
 
-/* The specification leaves open what a deallocated block reads as: zeroes, ones, or what it held. */
+/* The specification leaves open what a deallocated block reads as: zeroes, ones, its old bytes. */
 static void deallocate_blocks(struct hifc_faulty_device *device, struct hifc_io *io)
 {
     uint32_t lba_bytes = device->base.geometry.lba_bytes;
@@ -147,7 +148,8 @@ static void deallocate_blocks(struct hifc_faulty_device *device, struct hifc_io 
     }
 }
 
-static bool touches(const struct hifc_fault_range *ranges, uint32_t count, uint64_t first, uint64_t last)
+static bool touches(const struct hifc_fault_range *ranges, uint32_t count, uint64_t first,
+                    uint64_t last)
 {
     for (uint32_t i = 0; i < count; i++) {
         if (first <= ranges[i].last && ranges[i].first <= last) {

@@ -99,8 +99,8 @@ static int fail_busy(const struct holders *holders, const char *what)
         return hifc_fail(-EBUSY, "%.200s: the kernel still waits for I/O of %s; look at the kernel "
                          "log, the drive may hang", what, holders->text);
     }
-    return hifc_fail(-EBUSY, "%.200s: in use by %s; one process owns a device: stop that one first, "
-                     "or use another device", what,
+    return hifc_fail(-EBUSY, "%.200s: in use by %s; one process owns a device: stop that one "
+                     "first, or use another device", what,
                      holders->text[0] ? holders->text : "another process");
 }
 

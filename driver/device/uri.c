@@ -32,8 +32,8 @@ static int percent_decode(char *text, const char *whole)
         int high = hex_digit(from[1]);
         int low = high < 0 ? -1 : hex_digit(from[2]);
         if (low < 0 || (high == 0 && low == 0)) {
-            return hifc_fail(-EINVAL, "device URI '%.200s': '%%' must be followed by two hex digits "
-                             "(write a plain '%%' as '%%25')", whole);
+            return hifc_fail(-EINVAL, "device URI '%.200s': '%%' must be followed by two hex "
+                             "digits (write a plain '%%' as '%%25')", whole);
         }
         *to++ = (char)(high * 16 + low);
         from += 2;

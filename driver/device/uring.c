@@ -323,7 +323,7 @@ int hifc_uring_complete_all(struct hifc_uring *ring, int error, uint8_t sct, uin
 }
 
 /* Nothing was found: the quiet moment for what need not be done at every poll. The eventfd is
- * emptied before the ring is looked at once more, or a completion in between would be slept over. */
+ * emptied before the ring is looked at again, or a completion in between would be slept over. */
 static int idle(struct hifc_uring *ring)
 {
     int completed = 0;

@@ -28,7 +28,8 @@ static void ring_learn(struct hifc_uring *ring, uint32_t index, uintptr_t base, 
 {
     struct iovec iov = {(void *)base, size_bytes};
     __u64 tag = 0;
-    if (io_uring_register_buffers_update_tag(&ring->ring, index, &iov, &tag, 1) == 1 && size_bytes) {
+    int learnt = io_uring_register_buffers_update_tag(&ring->ring, index, &iov, &tag, 1);
+    if (learnt == 1 && size_bytes) {
         atomic_fetch_or_explicit(&ring->fixed_slots, 1ull << index, memory_order_release);
     }
 }
@@ -110,8 +111,8 @@ static int refuse_ring(struct hifc_device *device, int error)
                          "slower", device->uri);
     }
     if (error == -ENOMEM) {
-        return hifc_fail(-ENOMEM, "%.200s: no memory that may be locked for a ring; raise ulimit -l "
-                         "(LimitMEMLOCK), or add io=sync to the URI", device->uri);
+        return hifc_fail(-ENOMEM, "%.200s: no memory that may be locked for a ring; raise ulimit "
+                         "-l (LimitMEMLOCK), or add io=sync to the URI", device->uri);
     }
     return hifc_fail(error, "%.200s: io_uring_setup failed: %s; add io=sync to the URI to do "
                      "without", device->uri, strerror(-error));

@@ -280,6 +280,17 @@ TEST(commands_that_make_no_sense_complete_with_their_status)
     }
 }
 
+TEST(what_has_no_health_log_says_so)
+{
+    FOR_EACH (c) {
+        uint8_t log[512];
+        struct rig rig = rig_open(uri_of(c), HIFC_DEVICE_CREATE, 1);
+        CHECK_EQ(hifc_device_health(rig.device, log), -ENOTSUP);
+        CHECK(last_error_says("no health log"));
+        rig_close(&rig);
+    }
+}
+
 TEST(flush_and_deallocate)
 {
     FOR_EACH (c) {
@@ -503,6 +514,44 @@ TEST(a_timeout_returns_every_command_once)
         CHECK_EQ(completed, 128);
         fprintf(stderr, "    %u of %u cancelled\n", late, completed);
         free(memory);
+        rig_close(&rig);
+    }
+}
+
+static void *submit_and_end(void *argument)
+{
+    struct rig *rig = argument;
+    static struct hifc_io ios[16];
+    struct hifc_io *pointers[16];
+    uint8_t *memory = rig_memory(65536);
+    for (int i = 0; i < 16; i++) {
+        ios[i] = rig_io(i % 4 == 3 ? HIFC_IO_FLUSH : HIFC_IO_WRITE, (uint64_t)i * 65536, memory,
+                        65536);
+        ios[i].iov_count = i % 4 != 3;
+        pointers[i] = &ios[i];
+    }
+    CHECK_EQ(rig->device->ops->submit(rig->qpair, pointers, 16), 16);
+    return ios;
+}
+
+/* The kernel cancels what a thread that ends had handed to its workers. */
+TEST(commands_outlive_the_thread_that_submitted_them)
+{
+    FOR_EACH (c) {
+        struct rig rig = rig_open(uri_of(c), HIFC_DEVICE_CREATE, 16);
+        for (int round = 0; round < 10; round++) {
+            pthread_t thread;
+            void *result;
+            rig_completed = 0;
+            CHECK_EQ(pthread_create(&thread, NULL, submit_and_end, &rig), 0);
+            CHECK_EQ(pthread_join(thread, &result), 0);
+            struct hifc_io *ios = result;
+            for (int i = 0; i < 16; i++) {
+                rig_wait(&rig, &ios[i]);
+                CHECK_EQ(ios[i].error, 0);
+            }
+            free(ios[0].iov[0].iov_base);
+        }
         rig_close(&rig);
     }
 }

@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * file_target.c - finds out what stands behind a file URI: its parameters, the file or block device
+ * itself, who else has it, how large it is and in which units it takes direct I/O. Any thread.
+ *
+ * A file is created, with HIFC_DEVICE_CREATE and size=, readable by its owner alone since it holds
+ * what users typed, and its space is allocated then and there: a device that runs out of space
+ * later would be worse. sparse=1 (and tmpfs) leaves that to the first write and gives space back on
+ * deallocate. A file never grows afterwards. A crash leaves a file behind as large as was asked for,
+ * or none, or an empty one, which the next open refuses with the fix.
+ */
+#define _GNU_SOURCE /* O_DIRECT, statx, fallocate */
+#include "device/file_target.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/fs.h>
+#include <linux/magic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/vfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "device/lock.h"
+#include "error.h"
+
+#define FILE_MAX_TRANSFER_MAX (64u << 20)
+#define FILE_ALIGN_UNKNOWN 4096u /* where the kernel does not tell: before 6.1 */
+
+#define CLAIM_WAIT_MS 500
+#define CLAIM_RETRY_MS 10
+
+/* ---- parameters ------------------------------------------------------------------------------ */
+
+static int read_tristate(const struct hifc_uri *uri, const char *name, enum hifc_tristate *out)
+{
+    uint64_t value = *out;
+    int rc = hifc_uri_u64(uri, name, &value);
+    if (!rc && value > HIFC_AUTO) {
+        rc = hifc_fail(-EINVAL, "file device: %s=%llu; it can be 0 or 1", name,
+                       (unsigned long long)value);
+    }
+    *out = (enum hifc_tristate)value;
+    return rc;
+}
+
+static int read_io(const struct hifc_uri *uri, enum hifc_tristate *sync_io)
+{
+    const char *io = hifc_uri_param(uri, "io");
+    *sync_io = HIFC_AUTO;
+    if (!io) {
+        return 0;
+    }
+    *sync_io = strcmp(io, "sync") == 0;
+    if (*sync_io == HIFC_NO && strcmp(io, "uring") != 0) {
+        return hifc_fail(-EINVAL, "file device: io=%.40s; it can be uring or sync", io);
+    }
+    return 0;
+}
+
+int hifc_file_options(const struct hifc_uri *uri, unsigned flags, struct hifc_file_options *options)
+{
+    static const char *const known[] = {"size", "lba",    "max_transfer", "io",
+                                        "sparse", "direct", NULL};
+    *options = (struct hifc_file_options){.path = uri->target, .sparse = HIFC_AUTO,
+                                          .direct = HIFC_AUTO,
+                                          .read_only = flags & HIFC_DEVICE_READ_ONLY,
+                                          .create = flags & HIFC_DEVICE_CREATE};
+    int rc = hifc_uri_allow(uri, known);
+    rc = rc ? rc : hifc_uri_size(uri, "size", &options->size_bytes);
+    rc = rc ? rc : hifc_uri_u64(uri, "lba", &options->lba_bytes);
+    rc = rc ? rc : hifc_uri_size(uri, "max_transfer", &options->max_transfer_bytes);
+    rc = rc ? rc : read_io(uri, &options->sync_io);
+    rc = rc ? rc : read_tristate(uri, "sparse", &options->sparse);
+    rc = rc ? rc : read_tristate(uri, "direct", &options->direct);
+    if (rc) {
+        return rc;
+    }
+    if (options->path[0] != '/') {
+        return hifc_fail(-EINVAL, "file device: '%.200s' is no absolute path; write three slashes, "
+                         "as in file:///var/lib/hifc.img", options->path);
+    }
+    if (options->lba_bytes && options->lba_bytes != 512 && options->lba_bytes != 4096) {
+        return hifc_fail(-EINVAL, "file device: lba=%llu; it can be 512 or 4096",
+                         (unsigned long long)options->lba_bytes);
+    }
+    if (hifc_uri_param(uri, "max_transfer") &&
+        (options->max_transfer_bytes < 4096 || options->max_transfer_bytes % 4096 ||
+         options->max_transfer_bytes > FILE_MAX_TRANSFER_MAX)) {
+        return hifc_fail(-EINVAL, "file device: max_transfer=%llu; it must be whole pages of "
+                         "4 KiB, at most 64 MiB", (unsigned long long)options->max_transfer_bytes);
+    }
+    return 0;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static int explain_open(const struct hifc_file_options *options, int error)
+{
+    const char *path = options->path;
+    switch (error) {
+    case ENOENT:
+        if (options->create) {
+            return hifc_fail(-ENOENT, "%.200s: the file or its directory does not exist; make the "
+                             "directory, and give size= so that the file can be made", path);
+        }
+        return hifc_fail(-ENOENT, "%.200s: no such file; format it first, giving its size, or "
+                         "check the path", path);
+    case EACCES:
+    case EPERM:
+        return hifc_fail(-EACCES, "%.200s: not permitted; give this user access to it (group or "
+                         "udev rule of the device, owner and mode of the file)", path);
+    case EBUSY:
+        return hifc_fail(-EBUSY, "%.200s: the kernel uses it: it, or a partition of it, is mounted "
+                         "or belongs to a volume (see lsblk and findmnt); unmount it, or use "
+                         "another device", path);
+    case EROFS:
+        return hifc_fail(-EROFS, "%.200s: read-only; open it read-only, or make it writable", path);
+    case ENXIO:
+    case ENODEV:
+    case ENOMEDIUM:
+        return hifc_fail(-ENODEV, "%.200s: no device stands behind it; check lsblk", path);
+    default:
+        return hifc_fail(-error, "%.200s: cannot open it: %s", path, strerror(error));
+    }
+}
+
+/* The claim on a block device (O_EXCL) outlives a killed owner by the time that the kernel takes to
+ * get its commands back, as the lock does (lock.c). */
+static int open_claiming(const char *path, int flags)
+{
+    int fd = open(path, flags, 0600);
+    for (int waited_ms = 0; fd < 0 && errno == EBUSY && waited_ms < CLAIM_WAIT_MS;
+         waited_ms += CLAIM_RETRY_MS) {
+        nanosleep(&(struct timespec){.tv_nsec = CLAIM_RETRY_MS * 1000000l}, NULL);
+        fd = open(path, flags, 0600);
+    }
+    return fd;
+}
+
+/* Who claims a block device: if it is one of us, the lock tells. */
+static int explain_claim(const struct hifc_file_options *options)
+{
+    int rc = 0;
+    int fd = open(options->path, O_RDONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        rc = hifc_lock_take(fd, false, options->path);
+        close(fd);
+    }
+    return rc ? rc : explain_open(options, EBUSY);
+}
+
+static int open_path(const struct hifc_file_options *options, struct hifc_file_target *target)
+{
+    int flags = O_CLOEXEC | (options->read_only ? O_RDONLY : O_RDWR);
+    struct stat status;
+    if (stat(options->path, &status) == 0) {
+        if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode)) {
+            return hifc_fail(-EINVAL, "%.200s: neither a file nor a block device", options->path);
+        }
+        if (S_ISBLK(status.st_mode) && !options->read_only) {
+            flags |= O_EXCL; /* refused while it is mounted or part of a volume */
+        }
+    } else if (errno == ENOENT && options->create && options->size_bytes) {
+        flags |= O_CREAT | O_EXCL;
+        target->created = true;
+    }
+    target->fd = open_claiming(options->path, flags);
+    if (target->fd < 0) {
+        return errno == EBUSY ? explain_claim(options) : explain_open(options, errno);
+    }
+    if (fstat(target->fd, &target->status) != 0) {
+        return explain_open(options, errno);
+    }
+    target->block = S_ISBLK(target->status.st_mode);
+    struct statfs fs;
+    target->tmpfs = !target->block && fstatfs(target->fd, &fs) == 0 &&
+                    (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC);
+    return 0;
+}
+
+/* The file's size and its name in the directory. */
+static int make_durable(const struct hifc_file_options *options,
+                        const struct hifc_file_target *target)
+{
+    char directory[PATH_MAX];
+    snprintf(directory, sizeof(directory), "%s", options->path);
+    *strrchr(directory, '/') = '\0';
+    int fd = open(directory[0] ? directory : "/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int rc = fsync(target->fd) == 0 && (fd < 0 || fsync(fd) == 0) ? 0 : errno;
+    if (fd >= 0) {
+        close(fd);
+    }
+    return rc ? hifc_fail(-rc, "%.200s: cannot make the new file durable: %s", options->path,
+                          strerror(rc))
+              : 0;
+}
+
+static int give_size(const struct hifc_file_options *options, struct hifc_file_target *target)
+{
+    off_t size = (off_t)options->size_bytes;
+    bool sparse = options->sparse == HIFC_AUTO ? target->tmpfs : options->sparse == HIFC_YES;
+    int rc = 0;
+    if (!sparse) {
+        rc = fallocate(target->fd, 0, 0, size) == 0 ? 0 : errno;
+    }
+    if (sparse || rc == EOPNOTSUPP || rc == ENOSYS) {
+        rc = ftruncate(target->fd, size) == 0 ? 0 : errno;
+    }
+    if (rc == ENOSPC || rc == EDQUOT) {
+        return hifc_fail(-ENOSPC, "%.200s: no room for %llu bytes on that file system; use a "
+                         "smaller size, or sparse=1 to allocate on first write", options->path,
+                         (unsigned long long)options->size_bytes);
+    }
+    if (rc) {
+        return hifc_fail(-rc, "%.200s: cannot make it %llu bytes long: %s", options->path,
+                         (unsigned long long)options->size_bytes, strerror(rc));
+    }
+    return make_durable(options, target);
+}
+
+static int measure(const struct hifc_file_options *options, struct hifc_file_target *target)
+{
+    int sector = 512;
+    if (target->block) {
+        if (ioctl(target->fd, BLKGETSIZE64, &target->size_bytes) != 0 ||
+            ioctl(target->fd, BLKSSZGET, &sector) != 0) {
+            return explain_open(options, errno);
+        }
+        target->block_bytes = (uint32_t)sector;
+    } else {
+        if (fstat(target->fd, &target->status) != 0) {
+            return explain_open(options, errno);
+        }
+        target->size_bytes = (uint64_t)target->status.st_size;
+    }
+    if (options->size_bytes > target->size_bytes) {
+        return hifc_fail(-EINVAL, "%.200s: it has %llu bytes, fewer than size=%llu; leave size "
+                         "out, or remove it and format it anew if it is a file", options->path,
+                         (unsigned long long)target->size_bytes,
+                         (unsigned long long)options->size_bytes);
+    }
+    if (options->size_bytes) {
+        target->size_bytes = options->size_bytes;
+    }
+    return 0;
+}
+
+/* Turns O_DIRECT on where that means something, and asks for its units. */
+static int go_direct(const struct hifc_file_options *options, struct hifc_file_target *target)
+{
+    struct statx unit;
+    uint32_t minimum = target->block ? target->block_bytes : 512;
+    target->direct = options->direct != HIFC_NO && !target->tmpfs &&
+                     fcntl(target->fd, F_SETFL, O_DIRECT) == 0;
+    if (!target->direct) {
+        if (options->direct == HIFC_YES) {
+            return hifc_fail(-ENOTSUP, "%.200s: this file system has no direct I/O; leave direct=1 "
+                             "out, or put the file elsewhere", options->path);
+        }
+        fcntl(target->fd, F_SETFL, 0);
+        target->block_bytes = minimum;
+        target->align_bytes = 1;
+        return 0;
+    }
+    target->block_bytes = minimum;
+    target->align_bytes = target->block ? minimum : FILE_ALIGN_UNKNOWN;
+#ifdef STATX_DIOALIGN
+    if (statx(target->fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &unit) == 0 &&
+        unit.stx_mask & STATX_DIOALIGN && unit.stx_dio_offset_align) {
+        target->block_bytes = unit.stx_dio_offset_align > minimum ? unit.stx_dio_offset_align
+                                                                  : minimum;
+        /* One number for addresses and lengths of elements: the larger. */
+        target->align_bytes = unit.stx_dio_mem_align > target->block_bytes ? unit.stx_dio_mem_align
+                                                                           : target->block_bytes;
+    }
+#else
+    (void)unit;
+#endif
+    return 0;
+}
+
+int hifc_file_target_open(const struct hifc_file_options *options, struct hifc_file_target *target)
+{
+    int rc = open_path(options, target);
+    rc = rc ? rc : hifc_lock_take(target->fd, options->read_only, options->path);
+    rc = rc ? rc : target->created ? give_size(options, target) : 0;
+    rc = rc ? rc : measure(options, target);
+    return rc ? rc : go_direct(options, target);
+}
+
+void hifc_file_target_close(const struct hifc_file_options *options,
+                            struct hifc_file_target *target)
+{
+    if (target->fd >= 0) {
+        if (target->created) {
+            unlink(options->path);
+        }
+        close(target->fd);
+    }
+}
