@@ -6,7 +6,7 @@
  * A file is created, with HIFC_DEVICE_CREATE and size=, readable by its owner alone since it holds
  * what users typed, and its space is allocated then and there: a device that runs out of space
  * later would be worse. sparse=1 (and tmpfs) leaves that to the first write and gives space back on
- * deallocate. A file never grows afterwards. A crash leaves a file behind as large as was asked for,
+ * deallocate. A file never grows afterwards. A crash leaves a file behind of the size asked for,
  * or none, or an empty one, which the next open refuses with the fix.
  */
 #define _GNU_SOURCE /* O_DIRECT, statx, fallocate */
