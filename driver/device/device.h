@@ -54,7 +54,7 @@ struct hifc_io {
     void (*done)(struct hifc_io *io);   /* the engine's */
     void *owner;                        /* the engine's */
     uint64_t offset_bytes;              /* multiple of lba_bytes */
-    uint32_t length_bytes;              /* multiple of lba_bytes; deallocate: above the maximum, too */
+    uint32_t length_bytes;              /* multiple of lba_bytes; deallocate: of any size */
     uint8_t op;                         /* enum hifc_io_op */
     uint8_t sct, sc;                    /* out: NVMe status, generic success is 0, 0 */
     uint8_t reserved;
