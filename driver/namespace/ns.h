@@ -380,6 +380,10 @@ int ns_append_publish(struct hifc_ns *ns, struct ns_op *op);
 int ns_append_reserved(struct hifc_ns *ns, struct ns_reservation *reservation, unsigned stream);
 /* Closes forming batches that may go out: all when force, else those under batch_inflight. */
 void ns_close_forming(struct hifc_ns *ns, bool force);
+
+/* ---- acknowledge.c -------------------------------------------------------------------------- */
+/* Callback of a batch's transfers: driving thread, no mutex. */
+void ns_batch_xfer_done(struct hifc_xfer *xfer);
 void ns_batches_completed(struct hifc_ns *ns, struct ns_batch *list);
 void ns_headers_completed(struct hifc_ns *ns, struct ns_open *list);
 

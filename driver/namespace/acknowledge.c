@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * acknowledge.c - the write path, second half: transfers end, a segment acknowledges its batches in
+ * the order of their headers, and only then do their entries become visible.
+ *
+ * A failed write ends its segment: what was acknowledged stays, everything after it that was not
+ * is appended to another segment, NS_APPEND_ATTEMPTS_MAX times in all. Mutex held, except in the
+ * callback.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "namespace/ns.h"
+
+/* Driving thread, no mutex: the last transfer of a batch hands it to ns_batches_completed. */
+void ns_batch_xfer_done(struct hifc_xfer *xfer)
+{
+    struct ns_batch *batch = xfer->owner;
+    struct hifc_ns *ns = batch->open->ns;
+    if (xfer->error != 0 && batch->error == 0) {
+        batch->error = xfer->error;
+        hifc_error_fill_command(&ns->last_device_error, xfer->error, xfer->sct, xfer->sc,
+                                xfer->error_opcode == HIFC_IO_FLUSH ? 0x00 : 0x01,
+                                xfer->error_offset_bytes / ns->device->geometry.lba_bytes,
+                                xfer->error_length_bytes / ns->device->geometry.lba_bytes,
+                                ns->device->geometry.lba_bytes, ns->uri);
+    }
+    if (--batch->pending == 0) {
+        batch->next_done = NULL;
+        *ns->done_batches_tail = batch;
+        ns->done_batches_tail = &batch->next_done;
+    }
+}
+
+static bool entries_add(struct ns_open *open, const struct hifc_disk_entry *entry,
+                        uint64_t sequence)
+{
+    if (open->entry_count == open->entry_capacity) {
+        uint32_t capacity = open->entry_capacity ? open->entry_capacity * 2 : 64;
+        void *grown = realloc(open->entries, capacity * sizeof *open->entries);
+        if (!grown) {
+            return false;
+        }
+        open->entries = grown;
+        open->entry_capacity = capacity;
+    }
+    struct hifc_summary_entry *to = &open->entries[open->entry_count++];
+    to->entry = *entry;
+    to->sequence = sequence;
+    if (entry->kind == HIFC_ENTRY_PUBLISH) {
+        to->entry.kind = HIFC_ENTRY_VALUE;
+    }
+    return true;
+}
+
+static bool slot_names(const struct hifc_slot *slot, uint32_t segment, uint32_t offset)
+{
+    return slot && slot->segment == segment && slot->offset == offset;
+}
+
+/* The entry of op is on the device and everything before it is: it becomes visible. */
+static void op_acknowledge(struct hifc_ns *ns, struct ns_op *op)
+{
+    struct hifc_slot *slot = hifc_index_find(ns->index, &op->key);
+    uint64_t bytes = op->length;
+    switch (op->kind) {
+    case NS_OP_MOVE:
+        if (slot_names(slot, op->previous.segment, op->previous.offset) &&
+            !(slot->flags & HIFC_SLOT_PENDING)) {
+            ns_slot_dead(ns, slot);
+            slot->segment = op->segment;
+            slot->offset = op->offset;
+            slot->heat /= 2;
+            ns->stats.reinserted_bytes += op->length;
+        } else {
+            ns_segment_dead(ns, op->segment, op->length, op->part_count);
+        }
+        break;
+    case NS_OP_TOMBSTONE:
+        ns->segments[op->segment].tombstones++;
+        bytes = 0;
+        break;
+    default:
+        slot->flags &= (uint8_t)~HIFC_SLOT_PENDING;
+        if (op->has_previous) {
+            ns_slot_dead(ns, &op->previous);
+            ns->segments[op->previous.segment].pins--;
+        } else if (op->cls == HIFC_SWAP) {
+            ns->entries_swap++;
+        }
+        ns->stats.put_count++;
+        ns->stats.put_bytes += op->length;
+        ns->reinsert_credit_bytes +=
+            (int64_t)op->length * (ns->opts.reinsert_percent_plus1 - 1) / 100;
+        if (op->cls == HIFC_REUSE) {
+            ns_event(ns, &op->key, HIFC_EVENT_STORED, op->length);
+        }
+    }
+    if (op->reservation) {
+        ns_reservation_release(ns, op->reservation);
+    }
+    if (op->req) {
+        ns_answer(ns, op->ticket, op->req, HIFC_OK, bytes, NULL);
+        ns_op_free(ns, op);
+    } else {
+        op->status = HIFC_OK;
+        op->pending = 0; /* the janitor, which waits for it, frees it */
+    }
+}
+
+/* Takes back what a put or publish did to the index. */
+static void op_undo(struct hifc_ns *ns, struct ns_op *op)
+{
+    if (op->kind == NS_OP_TOMBSTONE || op->kind == NS_OP_MOVE) {
+        return;
+    }
+    struct hifc_slot *slot = hifc_index_find(ns->index, &op->key);
+    if (op->has_previous) {
+        *slot = op->previous;
+        ns->segments[op->previous.segment].pins--;
+    } else {
+        hifc_index_remove(ns->index, slot);
+    }
+}
+
+static void op_fail(struct hifc_ns *ns, struct ns_op *op, int error)
+{
+    op_undo(ns, op);
+    if (op->reservation) {
+        ns_reservation_release(ns, op->reservation);
+    }
+    if (op->req) {
+        bool device = error < 0;
+        ns_answer(ns, op->ticket, op->req, error, 0, device ? &ns->last_device_error : NULL);
+        ns_op_free(ns, op);
+    } else {
+        op->status = error < 0 ? error : -EAGAIN;
+        op->pending = 0;
+    }
+}
+
+/* An entry whose batch cannot be acknowledged: elsewhere, or the error. */
+static void op_relocate(struct hifc_ns *ns, struct ns_op *op, int error)
+{
+    static const unsigned put_stream[] = {[HIFC_REUSE] = NS_STREAM_REUSE,
+                                          [HIFC_SWAP] = NS_STREAM_SWAP};
+    if (op->kind == NS_OP_PUBLISH) {
+        ns_segment_dead(ns, op->segment, op->length, op->part_count);
+        op_fail(ns, op, error);
+        return;
+    }
+    if (op->kind != NS_OP_TOMBSTONE) {
+        ns_segment_dead(ns, op->segment, op->length, op->part_count);
+    }
+    if (op->kind == NS_OP_MOVE || ++op->attempts >= NS_APPEND_ATTEMPTS_MAX) {
+        op_fail(ns, op, error);
+        return;
+    }
+    int status = ns_append(ns, op, put_stream[op->cls]);
+    if (status != 0) {
+        op_fail(ns, op, error);
+        return;
+    }
+    if (op->kind == NS_OP_PUT) {
+        struct hifc_slot *slot = hifc_index_find(ns->index, &op->key);
+        slot->segment = op->segment;
+        slot->offset = op->offset;
+    }
+}
+
+static void batch_acknowledge(struct hifc_ns *ns, struct ns_batch *batch)
+{
+    struct ns_open *open = batch->open;
+    for (uint32_t i = 0; i < batch->entry_count; i++) {
+        const struct hifc_disk_entry *entry = &batch->header->entries[i];
+        if (entry->kind != HIFC_ENTRY_RESERVED && !entries_add(open, entry, batch->sequence)) {
+            /* Without its summary the segment cannot be sealed; it stays open and is scanned. */
+            open->failed = true;
+        }
+    }
+    if (open->first_sequence == 0) {
+        open->first_sequence = batch->sequence;
+    }
+    open->last_sequence = batch->sequence;
+    open->acknowledged_chain = batch->header->head.checksum;
+    open->acknowledged_batches++;
+    open->acknowledged_bytes = batch->offset + batch->bytes;
+    for (struct ns_op *op = batch->ops, *next; op; op = next) {
+        next = op->next;
+        op_acknowledge(ns, op);
+    }
+}
+
+/* Takes every batch that was not acknowledged out of a failed segment. */
+static void open_abandon(struct hifc_ns *ns, struct ns_open *open, int error)
+{
+    if (open->forming) {
+        /* It never got a sequence number or an index: just forget it. */
+        *open->tail = open->forming;
+        open->tail = &open->forming->next;
+        open->forming = NULL;
+    }
+    struct ns_batch *list = open->head;
+    open->head = NULL;
+    open->tail = &open->head;
+    ns_reservations_fail(ns, open->segment);
+    ns_open_close(ns, open);
+    for (struct ns_batch *batch = list, *next; batch; batch = next) {
+        next = batch->next;
+        for (struct ns_op *op = batch->ops, *after; op; op = after) {
+            after = op->next;
+            op_relocate(ns, op, error);
+        }
+        ns_batch_release(ns, batch);
+    }
+}
+
+/* Acknowledges, in order, what has completed of a segment. */
+static void open_advance(struct hifc_ns *ns, struct ns_open *open)
+{
+    while (open->head && open->head->completed && open->header_done && !open->failed) {
+        struct ns_batch *batch = open->head;
+        if (batch->error != 0) {
+            open->failed = true;
+            break;
+        }
+        open->head = batch->next;
+        if (!open->head) {
+            open->tail = &open->head;
+        }
+        batch_acknowledge(ns, batch);
+        ns_batch_release(ns, batch);
+    }
+    if (open->failed && open->inflight == 0 && open->header_done) {
+        int error = ns->last_device_error.code ? ns->last_device_error.code : -EIO;
+        open_abandon(ns, open, error);
+    }
+    if (ns->segments[open->segment].state == NS_CLOSING) {
+        ns_want_janitor(ns);
+    }
+}
+
+static void sequence_advance(struct hifc_ns *ns)
+{
+    while (ns->global_head && ns->global_head->completed) {
+        struct ns_batch *batch = ns->global_head;
+        ns->completed_sequence = batch->sequence;
+        ns->global_head = batch->next_global;
+        ns_batch_release(ns, batch);
+    }
+    if (!ns->global_head) {
+        ns->global_tail = &ns->global_head;
+    }
+}
+
+void ns_batches_completed(struct hifc_ns *ns, struct ns_batch *list)
+{
+    for (struct ns_batch *batch = list; batch; batch = batch->next_done) {
+        batch->completed = true;
+        batch->open->inflight--;
+        if (batch->error != 0) {
+            ns->stats.device_error_count++;
+        }
+    }
+    for (struct ns_batch *batch = list, *next; batch; batch = next) {
+        next = batch->next_done;
+        open_advance(ns, batch->open);
+    }
+    sequence_advance(ns);
+    ns_close_forming(ns, false);
+}
+
+void ns_headers_completed(struct hifc_ns *ns, struct ns_open *list)
+{
+    for (struct ns_open *open = list, *next; open; open = next) {
+        next = open->next_done;
+        open->header_done = true;
+        if (open->header_xfer.error != 0) {
+            open->failed = true;
+            ns->stats.device_error_count++;
+            hifc_error_fill_command(&ns->last_device_error, open->header_xfer.error,
+                                    open->header_xfer.sct, open->header_xfer.sc, 0x01,
+                                    open->header_xfer.offset_bytes /
+                                        ns->device->geometry.lba_bytes,
+                                    HIFC_PAGE_BYTES / ns->device->geometry.lba_bytes,
+                                    ns->device->geometry.lba_bytes, ns->uri);
+        }
+        open_advance(ns, open);
+    }
+}
