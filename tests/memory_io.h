@@ -23,7 +23,17 @@
 #define hifc_superblock_write tested_superblock_write
 #define hifc_signature tested_signature
 #define hifc_format_device tested_format_device
+#define hifc_blockio_read_many memory_io_read_many
 #define hifc_recover tested_recover
+#define hifc_recover_damage tested_recover_damage
+#define hifc_recover_unreadable tested_recover_unreadable
+#define hifc_scan_source_init tested_scan_source_init
+#define hifc_scan_source_free tested_scan_source_free
+#define hifc_scan_walk tested_scan_walk
+#define hifc_scan_accept tested_scan_accept
+#define hifc_scan_free tested_scan_free
+#define hifc_summary_load tested_summary_load
+#define hifc_merge tested_merge
 
 #include "engine/engine.h"
 #include "error.h"
@@ -36,7 +46,8 @@ struct hifc_blockio {
     struct hifc_device device;
     uint8_t *memory;
     uint8_t *media;
-    uint64_t bad_from, bad_bytes; /* reads of this range fail */
+    uint64_t bad_from, bad_bytes; /* reads of this range fail, */
+    bool gone;                    /* as on a lost path rather than bad media */
     uint32_t cut;                 /* writes and flushes until power is lost; 0 = never */
     uint32_t operations;          /* writes and flushes so far */
     uint32_t reads;
@@ -79,10 +90,23 @@ int hifc_blockio_read(struct hifc_blockio *io, uint64_t offset_bytes, void *memo
     CHECK(offset_bytes + size_bytes <= io->device.geometry.size_bytes && size_bytes > 0);
     io->reads++;
     if (offset_bytes < io->bad_from + io->bad_bytes && io->bad_from < offset_bytes + size_bytes) {
-        return hifc_fail(-EIO, "memory://test: unreadable at %" PRIu64, io->bad_from);
+        return hifc_fail_command(-EIO, io->gone ? 3 : 2, io->gone ? 0x70 : 0x81, 2,
+                                 io->bad_from / io->device.geometry.lba_bytes, 1,
+                                 io->device.geometry.lba_bytes, io->device.uri);
     }
     memcpy(memory, io->memory + offset_bytes, size_bytes);
     return 0;
+}
+
+int hifc_blockio_read_many(struct hifc_blockio *io, const uint64_t *offsets_bytes, uint32_t count,
+                           void *memory, uint32_t each_bytes)
+{
+    int rc = 0;
+    for (uint32_t i = 0; i < count && rc == 0; i++) {
+        rc = hifc_blockio_read(io, offsets_bytes[i], (uint8_t *)memory + (uint64_t)i * each_bytes,
+                               each_bytes);
+    }
+    return rc;
 }
 
 static inline int memory_io_step(struct hifc_blockio *io)

@@ -26,7 +26,7 @@
 #include "error.h"
 
 #define SLOTS 8u
-#define SLOT_BYTES (256u << 10)
+#define SLOT_BYTES HIFC_BLOCKIO_PIECE_MAX_BYTES
 #define COMMAND_TIMEOUT_MS_DEFAULT 30000u
 /* Inline: empty polls with yields in between before it naps instead. */
 #define YIELDS_MAX 200u
@@ -128,6 +128,8 @@ static void slot_done(struct hifc_xfer *xfer)
 struct call {
     enum hifc_io_op op;
     uint64_t offset_bytes;
+    const uint64_t *offsets_bytes; /* not NULL: of pieces of each_bytes, in place of offset_bytes */
+    uint32_t each_bytes;
     uint8_t *memory;
     uint64_t size_bytes;
     uint64_t started_bytes;
@@ -140,6 +142,11 @@ static void start_slot(struct hifc_blockio *io, struct slot *slot, struct call *
 {
     uint64_t left = call->size_bytes - call->started_bytes;
     uint64_t bytes = !call->memory || left < SLOT_BYTES ? left : SLOT_BYTES;
+    uint64_t place = call->offset_bytes + call->started_bytes;
+    if (call->offsets_bytes) {
+        bytes = call->each_bytes;
+        place = call->offsets_bytes[call->started_bytes / bytes];
+    }
     uint8_t *memory = call->memory ? call->memory + call->started_bytes : NULL;
     slot->bounce_to = NULL;
     if (call->bounce) {
@@ -153,8 +160,8 @@ static void start_slot(struct hifc_blockio *io, struct slot *slot, struct call *
     }
     slot->span = (struct hifc_span){.base = memory, .bytes = memory ? bytes : 0};
     slot->xfer = (struct hifc_xfer){.spans = &slot->span, .span_count = 1, .op = call->op,
-                                    .offset_bytes = call->offset_bytes + call->started_bytes,
-                                    .length_bytes = bytes, .done = slot_done, .owner = io};
+                                    .offset_bytes = place, .length_bytes = bytes,
+                                    .done = slot_done, .owner = io};
     slot->busy = true;
     atomic_store(&slot->done, false);
     call->started_bytes += bytes;
@@ -242,6 +249,22 @@ int hifc_blockio_read(struct hifc_blockio *io, uint64_t offset_bytes, void *memo
 {
     struct call call = {.op = HIFC_IO_READ, .offset_bytes = offset_bytes, .memory = memory,
                         .size_bytes = size_bytes};
+    return transfer(io, &call);
+}
+
+int hifc_blockio_read_many(struct hifc_blockio *io, const uint64_t *offsets_bytes, uint32_t count,
+                           void *memory, uint32_t each_bytes)
+{
+    struct call call = {.op = HIFC_IO_READ, .offsets_bytes = offsets_bytes, .memory = memory,
+                        .each_bytes = each_bytes, .size_bytes = (uint64_t)count * each_bytes};
+    uint64_t odd = each_bytes == 0 || each_bytes > SLOT_BYTES ? 1 : each_bytes;
+    for (uint32_t i = 0; i < count; i++) {
+        odd |= offsets_bytes[i];
+    }
+    if (odd % HIFC_PAGE_BYTES) {
+        return hifc_fail(-EINVAL, "%s: %u pieces of %u bytes are not each whole pages, at most %u "
+                         "bytes", io->device->uri, count, each_bytes, SLOT_BYTES);
+    }
     return transfer(io, &call);
 }
 

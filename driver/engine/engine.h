@@ -102,6 +102,11 @@ void hifc_blockio_destroy(struct hifc_blockio *io);
 /* offset and size: multiples of a page. memory: any. Large reads keep several commands in flight. */
 int hifc_blockio_read(struct hifc_blockio *io, uint64_t offset_bytes, void *memory,
                       uint64_t size_bytes);
+/* count pieces of each_bytes (a page to HIFC_BLOCKIO_PIECE_MAX_BYTES) at their own offsets, one behind
+ * the other in memory, several in flight. Fails as a whole. */
+#define HIFC_BLOCKIO_PIECE_MAX_BYTES (256u << 10)
+int hifc_blockio_read_many(struct hifc_blockio *io, const uint64_t *offsets_bytes, uint32_t count,
+                           void *memory, uint32_t each_bytes);
 int hifc_blockio_write(struct hifc_blockio *io, uint64_t offset_bytes, const void *memory,
                        uint64_t size_bytes);
 int hifc_blockio_flush(struct hifc_blockio *io);

@@ -57,6 +57,20 @@ static void move_about(struct rig *rig)
         CHECK_EQ(at[size], after);
     }
     CHECK_EQ(memcmp(rig->device->bytes, model, DEVICE_BYTES), 0);
+    enum { PIECES = 100 };
+    for (unsigned pages = 1; pages <= 3; pages++) {
+        uint64_t offsets[PIECES], bytes = pages * PAGE;
+        for (unsigned i = 0; i < PIECES; i++) {
+            offsets[i] = PAGE * ((uint64_t)rand_r(&seed) % (DEVICE_BYTES / PAGE - pages + 1));
+        }
+        CHECK_EQ(hifc_blockio_read_many(rig->io, offsets, PIECES, memory, (uint32_t)bytes), 0);
+        for (unsigned i = 0; i < PIECES; i++) {
+            CHECK_EQ(memcmp(memory + i * bytes, model + offsets[i], bytes), 0);
+        }
+        offsets[7]++;
+        CHECK_EQ(hifc_blockio_read_many(rig->io, offsets, PIECES, memory, (uint32_t)bytes), -EINVAL);
+        CHECK_EQ(hifc_blockio_read_many(rig->io, offsets, 0, memory, (uint32_t)bytes), 0);
+    }
     CHECK_EQ(hifc_blockio_flush(rig->io), 0);
     CHECK_EQ(hifc_blockio_deallocate(rig->io, PAGE, 1 << 20), 0);
     CHECK_EQ(hifc_blockio_read(rig->io, 0, memory, 0), 0);
