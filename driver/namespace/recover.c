@@ -227,17 +227,21 @@ static struct hifc_merge_input input_of(const struct recovery *recovery, uint32_
         .entries = segment->entries};
 }
 
-/* Verifies the summary of a sealed segment; one that is bad sends the segment to be scanned. */
+/* Verifies the summary of a sealed segment; one that is bad sends the segment to be scanned. That
+ * alone is no damage: a cut between the pages of the last write leaves it, too. */
 static int check_summary(struct recovery *recovery, uint32_t index,
                          struct hifc_summary_entry **entries)
 {
     struct hifc_recovered_segment *segment = &recovery->segments[index];
     struct hifc_merge_input input = input_of(recovery, index);
     int error = hifc_summary_load(recovery->io, recovery->sb, &input, entries);
-    if (error == -EBADMSG || hifc_recover_unreadable(error)) {
+    if (hifc_recover_unreadable(error)) {
         hifc_recover_damage(recovery->out, "segment %" PRIu32 ": its summary at offset %" PRIu32
-                            " is not valid, its %" PRIu32 " batches are read instead",
+                            " is unreadable, its %" PRIu32 " batches are read instead",
                             index, input.summary_offset, segment->batch_count);
+        error = -EBADMSG;
+    }
+    if (error == -EBADMSG) {
         segment->state = HIFC_RECOVERED_SCANNED;
         error = 0;
     }

@@ -667,7 +667,7 @@ TEST(without_footer_or_summary_the_batches_tell_the_same)
         *at(&image, 0, places[way]) ^= 4;
         struct seen scanned = recovered(&image);
         CHECK_EQ(scanned.segments[0].state, HIFC_RECOVERED_SCANNED);
-        CHECK_EQ(scanned.result.damaged, way);
+        CHECK_EQ(scanned.result.damaged, 0); /* a cut while sealing leaves the same */
         CHECK(memcmp(scanned.newest, sealed.newest, sizeof sealed.newest) == 0);
         CHECK_EQ(scanned.segments[0].chain, sealed.segments[0].chain);
         CHECK_EQ(scanned.segments[0].used_bytes, sealed.segments[0].used_bytes);
