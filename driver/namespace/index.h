@@ -3,10 +3,10 @@
  * index.h - where every live key of a namespace is: in memory, open addressing, 32-byte slots.
  *
  * Shards by the upper bits of a seeded hash; each is one run of slots with linear probing in hash
- * order (Robin Hood), grows on its own by an eighth when more than nine tenths are taken, and
- * deletes by shifting back, so there are no tombstones. At design load a live entry costs at most
- * 40 bytes. Slots live in one sparse memfd and are addressed by offsets, so that another process
- * can map them. Not thread-safe: the namespace's mutex guards it.
+ * order (Robin Hood), grows on its own by a sixteenth, splits in two at 8192 slots, and deletes by
+ * shifting back, so there are no tombstones. From a few thousand entries on, a live entry costs at
+ * most 40 bytes. Slots live in one sparse memfd and are addressed by offsets, so that another
+ * process can map them. Not thread-safe: the namespace's mutex guards it.
  *
  * A slot pointer is valid until the next insert or remove.
  */
@@ -51,7 +51,8 @@ uint64_t hifc_index_count(const struct hifc_index *index);
 uint64_t hifc_index_bytes(const struct hifc_index *index); /* memory really held */
 /* Starts the fetch of what find(key) will touch; batches call it for all keys first. */
 void hifc_index_prefetch(const struct hifc_index *index, const struct hifc_key *key);
-/* The next used slot at or after *cursor (0 first), or NULL; moves *cursor behind it. */
+/* The next used slot at or after *cursor (0 first), or NULL; moves *cursor behind it. Inserts and
+ * removals in between are fine: an entry that stays is seen exactly once. */
 struct hifc_slot *hifc_index_next(struct hifc_index *index, uint64_t *cursor);
 
 static inline unsigned hifc_slot_shape(const struct hifc_slot *slot)
