@@ -7,7 +7,9 @@
 #define HIFC_DEVICE_RIG_H
 
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdbool.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -38,19 +40,48 @@ static inline double rig_now(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
+/* Huge pages for devices that want registered memory; rig_memory takes from here once it is set up,
+ * and is empty again when all of it was freed. */
+#define RIG_ARENA_BYTES (32ull << 20)
+
+static struct {
+    uint8_t *base;
+    _Atomic size_t used, live;
+} rig_arena;
+
+static inline void rig_arena_open(void)
+{
+    void *base = mmap(NULL, RIG_ARENA_BYTES, PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0);
+    CHECK(base != MAP_FAILED);
+    rig_arena.base = base;
+}
+
 static inline struct rig rig_open(const char *uri, unsigned flags, uint32_t depth)
 {
     struct rig rig;
     CHECK_EQ(hifc_device_open(uri, flags, &rig.device), 0);
+    if (rig.device->geometry.registered_only) {
+        CHECK_EQ(rig.device->ops->register_memory(rig.device, rig_arena.base, RIG_ARENA_BYTES), 0);
+    }
     CHECK_EQ(rig.device->ops->qpair_open(rig.device, depth, RIG_TIMEOUT_MS, &rig.qpair), 0);
     rig.lba = rig.device->geometry.lba_bytes;
     return rig;
 }
 
+static inline void rig_close_device(struct rig *rig)
+{
+    if (rig->device->geometry.registered_only) {
+        CHECK_EQ(rig->device->ops->unregister_memory(rig->device, rig_arena.base,
+                                                     RIG_ARENA_BYTES), 0);
+    }
+    hifc_device_close(rig->device);
+}
+
 static inline void rig_close(struct rig *rig)
 {
     rig->device->ops->qpair_close(rig->qpair);
-    hifc_device_close(rig->device);
+    rig_close_device(rig);
 }
 
 static inline int rig_poll(struct rig *rig)
@@ -113,10 +144,35 @@ static inline int rig_deallocate(struct rig *rig, uint64_t offset, uint32_t leng
 
 static inline void *rig_memory(size_t size)
 {
-    void *memory = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
+    void *memory;
+    size = (size + 4095) / 4096 * 4096;
+    if (rig_arena.base) {
+        atomic_fetch_add(&rig_arena.live, 1);
+        size_t at = atomic_fetch_add(&rig_arena.used, size);
+        CHECK(at + size <= RIG_ARENA_BYTES);
+        memory = rig_arena.base + at;
+    } else {
+        memory = aligned_alloc(4096, size);
+    }
     CHECK(memory != NULL);
     memset(memory, 0xee, size);
     return memory;
+}
+
+static inline void rig_free(void *memory)
+{
+    if (!rig_arena.base) {
+        free(memory);
+    } else if (atomic_fetch_sub(&rig_arena.live, 1) == 1) {
+        atomic_store(&rig_arena.used, 0);
+    }
+}
+
+/* The least that a device moves. */
+static inline uint32_t rig_unit(const struct rig *rig)
+{
+    uint32_t align = rig->device->geometry.buffer_align_bytes;
+    return rig->lba > align ? rig->lba : align;
 }
 
 /* Bytes that depend on a version and on their place on the device. */

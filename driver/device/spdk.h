@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * spdk.h - what the files of the SPDK device share:
+ *   spdk.c         opening, geometry, closing, the tables of functions
+ *   spdk_uri.c     what a URI names
+ *   spdk_env.c     the process-wide environment and registered memory
+ *   spdk_log.c     SPDK's and DPDK's messages
+ *   spdk_tcp.c     whether an NVMe/TCP target is there, found out without SPDK
+ *   spdk_admin.c   controllers: connecting, keeping alive, bounded admin commands, reset
+ *   spdk_qpair.c   queue pairs
+ */
+#ifndef HIFC_DEVICE_SPDK_H
+#define HIFC_DEVICE_SPDK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <spdk/env.h>
+#include <spdk/nvme.h>
+
+#include "device/device.h"
+
+/* What a URI names. */
+struct hifc_spdk_target {
+    struct spdk_nvme_transport_id trid;
+    uint32_t nsid;
+    bool pcie;
+    char hostnqn[224]; /* empty: one that SPDK makes up */
+    char where[300];   /* for messages, and the key of its lock: "127.0.0.1:4420/nqn..." or the BDF */
+};
+
+struct hifc_spdk_device {
+    struct hifc_device base;
+    struct hifc_spdk_target target;
+    struct spdk_nvme_ctrlr *ctrlr;
+    bool read_only;
+    int lock_fd;
+    uint32_t boundary_bytes;       /* commands do not cross multiples of it; 0: none */
+    struct hifc_spdk_device *next; /* of all open ones, see spdk_admin.c */
+};
+
+/* ---- spdk_uri.c ---- */
+int hifc_spdk_target_parse(const struct hifc_uri *uri, struct hifc_spdk_target *out);
+/* Takes the lock that says which process owns the target's namespace; its descriptor or an error. */
+int hifc_spdk_lock(const struct hifc_spdk_target *target, bool shared);
+
+/* ---- spdk_env.c ---- */
+/* Starts the environment, once a process. */
+int hifc_spdk_env_start(void);
+int hifc_spdk_register(struct hifc_device *device, void *base, uint64_t size_bytes);
+int hifc_spdk_unregister(struct hifc_device *device, void *base, uint64_t size_bytes);
+
+/* ---- spdk_log.c ---- */
+/* Before the environment starts: from here on messages are kept here. What SPDK prints to stdout
+ * while it starts is to go to *stream. One thread at a time. */
+int hifc_spdk_log_start(FILE **stream);
+/* Forgets, and tells, what SPDK said on this thread: its warnings and errors, one after another. */
+void hifc_spdk_log_clear(void);
+const char *hifc_spdk_log_text(void);
+
+/* ---- spdk_tcp.c ---- */
+/* 0 when an NVMe/TCP target answers there, else the error says what does not. */
+int hifc_spdk_tcp_probe(const struct hifc_spdk_target *target);
+
+/* ---- spdk_admin.c; all of them any thread, all of them bounded ---- */
+int hifc_spdk_connect(struct hifc_spdk_device *device);
+void hifc_spdk_disconnect(struct hifc_spdk_device *device);
+/* Allocates an I/O queue pair, after a reset of the controller if that has failed. */
+int hifc_spdk_qpair_alloc(struct hifc_spdk_device *device, uint32_t entries,
+                          struct spdk_nvme_qpair **out, uint32_t *entries_out);
+/* Frees it; what is outstanding completes. With unanswered commands a PCIe controller is reset
+ * first, since it may still write to their memory. */
+void hifc_spdk_qpair_free(struct hifc_spdk_device *device, struct spdk_nvme_qpair *qpair,
+                          bool unanswered);
+int hifc_spdk_health(struct hifc_device *device, uint8_t log[512]);
+
+/* ---- spdk_qpair.c ---- */
+int hifc_spdk_qpair_open(struct hifc_device *device, uint32_t depth, uint32_t command_timeout_ms,
+                         struct hifc_qpair **out);
+void hifc_spdk_qpair_close(struct hifc_qpair *qpair);
+uint32_t hifc_spdk_submit(struct hifc_qpair *qpair, struct hifc_io *const *ios, uint32_t count);
+int hifc_spdk_poll(struct hifc_qpair *qpair);
+int hifc_spdk_event_fd(struct hifc_qpair *qpair);
+
+#endif

@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * spdk_env.c - the environment that SPDK wants, once a process, and memory registered with it.
+ *
+ * It starts with the first SPDK device and stays until the process ends: DPDK cannot be started a
+ * second time. Starting pins the calling thread to a CPU, so a thread of its own does it, with all
+ * signals blocked, which DPDK's threads inherit. PCI is always looked at, which needs no
+ * privilege and touches no device, so that a process may open drives in any order.
+ *
+ * A child of fork() has the memory but none of the threads and must not use any of it.
+ *
+ * Registered memory counts by region, since several devices may register the same one and SPDK
+ * takes it once. Any thread.
+ */
+#define _GNU_SOURCE /* sched_getaffinity */
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "device/spdk.h"
+#include "error.h"
+
+#define REGIONS_MAX 256u
+#define REGION_ALIGN_BYTES (2ull << 20)
+/* What the environment, a controller and two queue pairs take. */
+#define FREE_HUGE_PAGES_MIN 4l
+
+struct region {
+    uintptr_t base;
+    uint64_t size_bytes;
+    uint32_t count; /* 0: free slot */
+};
+
+static pthread_mutex_t env_mutex = PTHREAD_MUTEX_INITIALIZER;
+static bool env_started;
+static uint64_t env_fork_generation;
+static struct region regions[REGIONS_MAX];
+
+/* SPDK's sockets send without MSG_NOSIGNAL, so that a target that went away would end the process
+ * by SIGPIPE. SPDK is linked into this library and finds this function before the C library's; the
+ * rest of the process does not see it. */
+ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
+{
+    return syscall(SYS_sendmsg, fd, message, flags | MSG_NOSIGNAL);
+}
+
+/* ---- starting -------------------------------------------------------------------------------- */
+
+static long meminfo(const char *name)
+{
+    char line[128];
+    long value = -1;
+    size_t length = strlen(name);
+    FILE *file = fopen("/proc/meminfo", "re");
+    while (file && fgets(line, sizeof(line), file)) {
+        if (strncmp(line, name, length) == 0 && sscanf(line + length, ": %ld", &value) == 1) {
+            break;
+        }
+    }
+    if (file) {
+        fclose(file);
+    }
+    return value;
+}
+
+static bool hugetlbfs_is_mounted(void)
+{
+    char line[512], type[64];
+    bool found = false;
+    FILE *file = fopen("/proc/self/mounts", "re");
+    while (file && !found && fgets(line, sizeof(line), file)) {
+        found = sscanf(line, "%*s %*s %63s", type) == 1 && strcmp(type, "hugetlbfs") == 0;
+    }
+    if (file) {
+        fclose(file);
+    }
+    return found;
+}
+
+/* DPDK is not told twice to start, so what it would trip over is looked at before. */
+static int check_huge_pages(void)
+{
+    if (!hugetlbfs_is_mounted()) {
+        return hifc_fail(-ENOMEM, "spdk: no hugetlbfs is mounted; as root: mkdir -p /dev/hugepages "
+                         "&& mount -t hugetlbfs hugetlbfs /dev/hugepages");
+    }
+    long free_pages = meminfo("HugePages_Free"), total = meminfo("HugePages_Total");
+    if (free_pages < FREE_HUGE_PAGES_MIN) {
+        return hifc_fail(-ENOMEM, "spdk: %ld huge pages of %ld are free, at least %ld are needed, "
+                         "besides the buffer pool's; raise their number: echo %ld > "
+                         "/proc/sys/vm/nr_hugepages", free_pages, total, FREE_HUGE_PAGES_MIN,
+                         (total > 0 ? total : 0) + 64);
+    }
+    return 0;
+}
+
+/* One CPU that this process may use, as DPDK wants it. */
+static void pick_core(char *out, size_t size)
+{
+    cpu_set_t cpus;
+    int cpu = 0;
+    if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0) {
+        while (cpu < CPU_SETSIZE - 1 && !CPU_ISSET(cpu, &cpus)) {
+            cpu++;
+        }
+    }
+    snprintf(out, size, "[%d]", cpu);
+}
+
+struct start {
+    int rc;
+    char text[256];
+};
+
+static void *start_thread(void *argument)
+{
+    struct start *start = argument;
+    struct spdk_env_opts opts;
+    char core[16];
+    FILE *stream = NULL, *before = stdout;
+    start->rc = hifc_spdk_log_start(&stream);
+    if (start->rc) {
+        return NULL;
+    }
+    memset(&opts, 0, sizeof(opts));
+#ifdef HIFC_SPDK_ENV_OPTS_SIZE
+    opts.opts_size = sizeof(opts);
+#endif
+    spdk_env_opts_init(&opts);
+    pick_core(core, sizeof(core));
+    opts.name = "hifc";
+    opts.core_mask = core;
+    opts.mem_size = 0; /* takes huge pages as it needs them */
+    opts.shm_id = -1;
+    opts.unlink_hugepage = true; /* a killed process leaves none behind */
+    opts.iova_mode = "va";
+    hifc_spdk_log_clear();
+    stdout = stream; /* glibc lets one; it tells its version there */
+    start->rc = spdk_env_init(&opts);
+    fflush(stream);
+    stdout = before;
+    snprintf(start->text, sizeof(start->text), "%s", hifc_spdk_log_text());
+    return NULL;
+}
+
+/* The caller holds the mutex. */
+static int start_locked(void)
+{
+    struct start start = {0};
+    pthread_t thread;
+    sigset_t all, before;
+    int rc = check_huge_pages();
+    if (rc) {
+        return rc;
+    }
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    rc = pthread_create(&thread, NULL, start_thread, &start);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc) {
+        return hifc_fail(-rc, "spdk: cannot start a thread: %s", strerror(rc));
+    }
+    pthread_join(thread, NULL);
+    if (start.rc) {
+        return hifc_fail(start.rc == -ENOMEM ? -ENOMEM : -EIO, "spdk: its environment does not "
+                         "start (%d): %s; check huge pages (grep Huge /proc/meminfo) and the rights "
+                         "on their mount point", start.rc, start.text);
+    }
+    env_started = true;
+    env_fork_generation = hifc_fork_generation();
+    return 0;
+}
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&env_mutex);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&env_mutex);
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    pthread_atfork(before_fork, after_fork, after_fork);
+}
+
+int hifc_spdk_env_start(void)
+{
+    int rc = 0;
+    pthread_mutex_lock(&env_mutex);
+    if (!env_started) {
+        rc = start_locked();
+    } else if (hifc_forked_since(env_fork_generation)) {
+        rc = hifc_fail(-EPERM, "spdk: this process is a fork of one that used SPDK, which does not "
+                       "survive that; start processes afresh (Python: the start method 'spawn')");
+    }
+    pthread_mutex_unlock(&env_mutex);
+    return rc;
+}
+
+/* ---- registered memory ----------------------------------------------------------------------- */
+
+/* The mutex is held. */
+static struct region *find_region(uintptr_t base, uint64_t size_bytes)
+{
+    for (uint32_t i = 0; i < REGIONS_MAX; i++) {
+        struct region *region = &regions[i];
+        if (region->count == 0 ? size_bytes == 0
+                               : region->base == base && region->size_bytes == size_bytes) {
+            return region;
+        }
+    }
+    return NULL;
+}
+
+static int register_new(const char *uri, uintptr_t base, uint64_t size_bytes)
+{
+    struct region *region = find_region(0, 0);
+    if (!region) {
+        return hifc_fail(-ENOSPC, "%s: %u memory regions are registered already; unregister some, or "
+                         "register larger ones", uri, REGIONS_MAX);
+    }
+    int rc = spdk_mem_register((void *)base, size_bytes);
+    if (rc == -EBUSY) {
+        return hifc_fail(-EBUSY, "%s: part of the %llu bytes at %p is registered already; register "
+                         "memory in the same pieces everywhere", uri,
+                         (unsigned long long)size_bytes, (void *)base);
+    }
+    if (rc) {
+        /* SPDK leaves it half registered. */
+        (void)spdk_mem_unregister((void *)base, size_bytes);
+        return hifc_fail(rc == -ENOMEM ? rc : -EINVAL, "%s: the %llu bytes at %p cannot be "
+                         "registered (%d); devices need huge pages: use buffers of the pool, or map "
+                         "memory with MAP_HUGETLB", uri, (unsigned long long)size_bytes,
+                         (void *)base, rc);
+    }
+    *region = (struct region){base, size_bytes, 1};
+    return 0;
+}
+
+int hifc_spdk_register(struct hifc_device *device, void *base, uint64_t size_bytes)
+{
+    int rc = 0;
+    if (((uintptr_t)base | size_bytes) & (REGION_ALIGN_BYTES - 1) || !size_bytes) {
+        return hifc_fail(-EINVAL, "%s: memory at %p of %llu bytes; it must be whole pages of 2 MiB",
+                         device->uri, base, (unsigned long long)size_bytes);
+    }
+    pthread_mutex_lock(&env_mutex);
+    struct region *region = find_region((uintptr_t)base, size_bytes);
+    if (region) {
+        region->count++;
+    } else {
+        rc = register_new(device->uri, (uintptr_t)base, size_bytes);
+    }
+    pthread_mutex_unlock(&env_mutex);
+    return rc;
+}
+
+int hifc_spdk_unregister(struct hifc_device *device, void *base, uint64_t size_bytes)
+{
+    int rc = 0;
+    pthread_mutex_lock(&env_mutex);
+    struct region *region = size_bytes ? find_region((uintptr_t)base, size_bytes) : NULL;
+    if (!region) {
+        rc = hifc_fail(-EINVAL, "%s: no region of %llu bytes is registered at %p", device->uri,
+                       (unsigned long long)size_bytes, base);
+    } else if (--region->count == 0) {
+        rc = spdk_mem_unregister(base, size_bytes);
+        if (rc) {
+            rc = hifc_fail(rc, "%s: SPDK does not unregister the %llu bytes at %p (%d)",
+                           device->uri, (unsigned long long)size_bytes, base, rc);
+        }
+    }
+    pthread_mutex_unlock(&env_mutex);
+    return rc;
+}
