@@ -7,11 +7,11 @@
  *
  *   {"ok": true, "uri": "...", "pid": 1, "uuid": "...", ...}   or   {"ok": false, "error": "..."}
  *
- * The socket is FOLDER/PID-N.sock, the folder /run/hifc for root, otherwise /run/user/UID/hifc or,
- * where there is none, /tmp/hifc-UID. Only its user and root may connect. The name appears by rename
- * once somebody listens, so a socket that refuses is one that a dead process left, and the next
- * owner removes it. One thread serves one client at a time, with a limit on every wait and size; it
- * owns nothing but its own struct and calls the operations. A crash leaves only the dead name.
+ * The socket is FOLDER/PID-N.sock, in the folder of run_folder.h. Only its user and root may connect.
+ * The name appears by rename once somebody listens, so a socket that refuses is one that a dead
+ * process left, and the next owner removes it. One thread serves one client at a time, with a limit
+ * on every wait and size; it owns nothing but its own struct and calls the operations. A crash
+ * leaves only the dead name.
  */
 #define _GNU_SOURCE
 #include "namespace/owner.h"
@@ -36,6 +36,7 @@
 #include <unistd.h>
 
 #include "error.h"
+#include "run_folder.h"
 
 #define OWNER_BACKLOG 8
 #define OWNER_CLIENT_TIMEOUT_MS 2000
@@ -264,36 +265,6 @@ static void *owner_main(void *argument)
 
 /* ---- start and stop ------------------------------------------------------------------------- */
 
-static void default_folder(char *out, size_t size)
-{
-    unsigned uid = geteuid();
-    struct stat found;
-    snprintf(out, size, "/run/user/%u", uid);
-    if (uid == 0) {
-        snprintf(out, size, "/run/hifc");
-    } else if (stat(out, &found) == 0 && found.st_uid == uid) {
-        snprintf(out, size, "/run/user/%u/hifc", uid);
-    } else {
-        snprintf(out, size, "/tmp/hifc-%u", uid);
-    }
-}
-
-/* /tmp is anybody's: a folder of that name that is not ours is not used. */
-static int make_folder(const char *folder)
-{
-    struct stat found;
-    if (mkdir(folder, 0755) != 0 && errno != EEXIST) {
-        return hifc_fail(-errno, "%s: the folder for the owner's socket cannot be made: %s", folder,
-                         strerror(errno));
-    }
-    if (lstat(folder, &found) != 0 || !S_ISDIR(found.st_mode) || found.st_uid != geteuid() ||
-        (found.st_mode & (S_IWGRP | S_IWOTH))) {
-        return hifc_fail(-EPERM, "%s: the folder for the owner's socket belongs to somebody else or "
-                                 "others may write to it: remove it", folder);
-    }
-    return 0;
-}
-
 static bool is_dead(const struct sockaddr_un *address)
 {
     int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -379,10 +350,11 @@ int hifc_owner_start(const char *folder, const char *uri, const struct hifc_owne
 {
     char own[64];
     *out = NULL;
-    if (!folder) {
-        default_folder(own, sizeof(own));
-        folder = own;
+    int error = folder ? hifc_run_folder_make(folder) : hifc_run_folder(own, sizeof(own));
+    if (error) {
+        return error;
     }
+    folder = folder ? folder : own;
     struct hifc_owner *owner = calloc(1, sizeof(*owner));
     if (!owner) {
         return hifc_fail(-ENOMEM, "no memory for the owner's socket");
@@ -392,11 +364,8 @@ int hifc_owner_start(const char *folder, const char *uri, const struct hifc_owne
     owner->context = context;
     owner->address.sun_family = AF_UNIX;
     snprintf(owner->uri, sizeof(owner->uri), "%s", uri);
-    int error = make_folder(folder);
-    if (!error) {
-        sweep(folder);
-        error = listen_at(owner, folder);
-    }
+    sweep(folder);
+    error = listen_at(owner, folder);
     if (!error) {
         error = start_thread(owner);
         if (error) {

@@ -18,7 +18,7 @@ struct hifc_owner_ops {
     int (*detach)(void *context);
 };
 
-/* Listens in folder (NULL: the user's own, see owner.c), which is made if it is missing. */
+/* Listens in folder (NULL: the one of run_folder.h), which is made if it is missing. */
 int hifc_owner_start(const char *folder, const char *uri, const struct hifc_owner_ops *ops,
                      void *context, struct hifc_owner **out);
 /* The path of the socket. */

@@ -162,11 +162,14 @@ TEST(names_of_dead_owners_are_removed_and_those_of_live_ones_kept)
     stop(second);
 }
 
-TEST(a_folder_that_others_may_write_to_is_refused)
+TEST(a_folder_may_be_its_groups_but_not_everybodys)
 {
     struct hifc_owner *owner;
     snprintf(folder, sizeof(folder), "/tmp/hifc-owner-test-%ld", (long)getpid());
     CHECK_EQ(mkdir(folder, 0700), 0);
+    CHECK_EQ(chmod(folder, 02775), 0);
+    CHECK_EQ(hifc_owner_start(folder, "ram://", &OPS, device, &owner), 0);
+    hifc_owner_stop(owner);
     CHECK_EQ(chmod(folder, 0777), 0);
     CHECK_EQ(hifc_owner_start(folder, "ram://", &OPS, device, &owner), -EPERM);
     CHECK(owner == NULL);
