@@ -91,7 +91,7 @@ class Calls:
         try:
             self._lib.hifc_submit(
                 self._handle.pointer,
-                requests.__array_interface__["data"][0],
+                requests.ctypes.data,  # __array_interface__ would describe every field
                 requests.size,
                 ctypes.byref(ticket),
             )
