@@ -41,6 +41,9 @@ int hifc_summary_load(struct hifc_blockio *io, const struct hifc_superblock *sb,
     return 0;
 }
 
+/* Applying an entry costs little but the fetch of its place in the index: so many are begun. */
+#define AHEAD 16u
+
 struct cursor {
     const struct hifc_merge_input *input;
     const struct hifc_summary_entry *entries;
@@ -134,6 +137,9 @@ int hifc_merge(struct hifc_blockio *io, const struct hifc_superblock *sb,
         }
         struct cursor *cursor = &merge.cursors[best];
         do { /* a run that nothing else comes in between */
+            if (callbacks->ahead && cursor->input->entry_count - cursor->at > AHEAD) {
+                callbacks->ahead(callbacks->ctx, &cursor->entries[cursor->at + AHEAD]);
+            }
             error = callbacks->apply(callbacks->ctx, cursor->input->segment,
                                      &cursor->entries[cursor->at++]);
             *applied += error == 0;

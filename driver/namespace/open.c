@@ -126,11 +126,17 @@ static int entry_found(void *ctx, uint32_t segment, const struct hifc_summary_en
     return apply_value(ns, segment, entry, slot);
 }
 
+static void entry_ahead(void *ctx, const struct hifc_summary_entry *summary)
+{
+    struct hifc_ns *ns = ctx;
+    hifc_index_prefetch(ns->index, &summary->entry.key);
+}
+
 int ns_recover(struct hifc_ns *ns)
 {
     struct hifc_recover_opts opts = {0};
     struct hifc_recover_callbacks callbacks = {
-        .ctx = ns, .segment = segment_found, .apply = entry_found};
+        .ctx = ns, .segment = segment_found, .apply = entry_found, .ahead = entry_ahead};
     struct hifc_recover_result result;
     uint64_t start = ns_now();
     int error = hifc_recover(ns->io, &ns->sb, &opts, &callbacks, &result);

@@ -49,6 +49,8 @@ struct hifc_recover_callbacks {
     /* Every accepted entry of reuse segments (kind VALUE or TOMBSTONE), in sequence order, after
      * all segments. Nonzero stops. */
     int (*apply)(void *ctx, uint32_t segment, const struct hifc_summary_entry *entry);
+    /* May be NULL: an entry that apply will see soon, so that what it needs can be fetched. */
+    void (*ahead)(void *ctx, const struct hifc_summary_entry *entry);
 };
 
 struct hifc_recover_opts {
