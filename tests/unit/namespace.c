@@ -127,6 +127,22 @@ TEST(every_length_reactor)
     every_length(HIFC_REACTOR);
 }
 
+TEST(reuse_survives_a_restart_and_swap_does_not)
+{
+    uint64_t at;
+    every_length(HIFC_INLINE);
+    open_ns(HIFC_INLINE);
+    CHECK_EQ(hifc_buffer_alloc(ns, 1u << 20, &at), 0);
+    for (uint32_t i = 0; i < 10; i++) {
+        CHECK_EQ(get(i, at, 0, 0), i == 3 ? HIFC_MISS : HIFC_OK);
+        if (i != 3) {
+            check_value(i, at, 0, lengths[i]);
+        }
+        CHECK_EQ(get(100 + i, at, 0, 0), HIFC_MISS);
+    }
+    CHECK_EQ(hifc_close(ns), 0);
+}
+
 TEST(two_phase_put)
 {
     uint64_t at;
