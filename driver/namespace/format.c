@@ -76,8 +76,8 @@ static int check_options(const struct hifc_device *device, const struct hifc_for
     uint32_t lba = device->geometry.lba_bytes;
     if (lba != 512 && lba != HIFC_PAGE_BYTES) {
         return hifc_fail(-EINVAL,
-                         "%s has logical blocks of %" PRIu32 " bytes, HiFC needs 512 or 4096: format "
-                         "the drive's namespace with such an LBA format and no metadata",
+                         "%s has logical blocks of %" PRIu32 " bytes, HiFC needs 512 or 4096: "
+                         "format the drive's namespace with such an LBA format and no metadata",
                          device->uri, lba);
     }
     return 0;
@@ -105,8 +105,8 @@ static int choose_geometry(const struct hifc_device *device, const struct hifc_f
         bool larger = hifc_segment_count_for(size, HIFC_SEGMENT_SIZE_MAX_BYTES) <=
                       HIFC_SEGMENTS_MAX;
         return hifc_fail(-EFBIG,
-                         "%s has room for %" PRIu32 " segments of %" PRIu64 " bytes, the limit is %u: "
-                         "%s",
+                         "%s has room for %" PRIu32 " segments of %" PRIu64 " bytes, the limit is "
+                         "%u: %s",
                          device->uri, count, segment, HIFC_SEGMENTS_MAX,
                          larger ? "choose larger segments (0 = chosen by the device's size)"
                                 : "use a partition or drive namespace of at most 256 TiB");

@@ -104,7 +104,7 @@ struct hifc_batch_header {
     uint64_t flushed_sequence; /* all batches up to it are known to be on stable media */
     uint32_t segment;
     uint32_t index;         /* of this batch within its segment, from 0 */
-    uint32_t previous;      /* head.checksum of the batch before; of the segment header for index 0 */
+    uint32_t previous;      /* head.checksum of the batch before; index 0: of the segment header */
     uint32_t length_pages;  /* of the batch, this page included: where the next one begins */
     uint32_t entry_count;
     uint8_t reserved[60];
@@ -187,8 +187,8 @@ static inline uint64_t hifc_segment_offset(uint64_t segment_size_bytes, uint32_t
  * names what is there instead, if it is known); -EPROTONOSUPPORT: newer version or unknown
  * feature; -EFBIG: the device is smaller than the namespace; -EUCLEAN: copies, but no two agree. */
 int hifc_superblock_read(struct hifc_blockio *io, struct hifc_superblock *sb, uint64_t *highest);
-/* Writes all four copies with sb->sequence: the two first, flush, the two last, flush (the other way
- * round where a cut update left the newest state in the two first only). */
+/* Writes all four copies with sb->sequence: the two first, flush, the two last, flush (the other
+ * way round where a cut update left the newest state in the two first only). */
 int hifc_superblock_write(struct hifc_blockio *io, struct hifc_superblock *sb);
 /* Names a foreign signature (file system, partition table, LVM, RAID, LUKS, ZFS, swap) or a HiFC
  * namespace in the device's first and last bytes; NULL when there is none, or a negative errno

@@ -2,11 +2,12 @@
  *
  * recover.h - what open learns from the device: which segment is what, and every entry that counts.
  *
- * Two passes. The first looks at every segment: free, sealed (a valid footer and summary), open when
- * the last owner stopped (its chain of batches is followed and everything above the flushed mark
- * verified by payload), a swap segment of an earlier epoch (dead as a whole), or damaged. The second
- * applies entries of all reuse segments in the order of their batch sequence, so that the newest of
- * a key wins, holding only segments that overlap in sequence. Changes nothing on the device.
+ * Two passes. The first looks at every segment: free, sealed (a valid footer and summary), open
+ * when the last owner stopped (its chain of batches is followed and everything above the flushed
+ * mark verified by payload), a swap segment of an earlier epoch (dead as a whole), or damaged. The
+ * second applies entries of all reuse segments in the order of their batch sequence, so that the
+ * newest of a key wins, holding only segments that overlap in sequence. Changes nothing on the
+ * device.
  *
  * docs/format.md, "Recovery", says what is accepted and why.
  */
@@ -37,7 +38,7 @@ struct hifc_recovered_segment {
     uint64_t first_sequence, last_sequence; /* accepted batches; 0, 0 when there are none */
     uint32_t used_bytes;   /* end of the last accepted batch */
     uint32_t batch_count;  /* accepted */
-    uint32_t chain;        /* checksum of the last accepted header (of the segment header if none) */
+    uint32_t chain;        /* checksum of the last accepted header; none: of the segment header */
     uint32_t entry_count;
     const struct hifc_summary_entry *entries; /* SCANNED: for its summary; during the call only */
 };
@@ -67,7 +68,7 @@ struct hifc_recover_result {
 };
 
 int hifc_recover(struct hifc_blockio *io, const struct hifc_superblock *sb,
-                 const struct hifc_recover_opts *opts, const struct hifc_recover_callbacks *callbacks,
-                 struct hifc_recover_result *out);
+                 const struct hifc_recover_opts *opts,
+                 const struct hifc_recover_callbacks *callbacks, struct hifc_recover_result *out);
 
 #endif

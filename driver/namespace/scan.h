@@ -51,8 +51,8 @@ void hifc_scan_source_free(struct hifc_scan_source *source);
  * none, but looks at every page behind it. segment: generation and epoch are known. */
 int hifc_scan_walk(struct hifc_scan_source *source, const struct hifc_recovered_segment *segment,
                    uint32_t header_checksum, uint32_t end, bool past, struct hifc_scan *out);
-/* Fills segment's used_bytes, batch_count, chain, sequences and entries with what counts: batches up
- * to mark as they are, later ones in unbroken order if their payload is what it should be. */
+/* Fills segment's used_bytes, batch_count, chain, sequences and entries with what counts: batches
+ * up to mark as they are, later ones in unbroken order if their payload is what it should be. */
 int hifc_scan_accept(struct hifc_scan_source *source, const struct hifc_scan *scan, uint64_t mark,
                      struct hifc_recovered_segment *segment, struct hifc_recover_result *result);
 void hifc_scan_free(struct hifc_scan *scan);

@@ -24,7 +24,7 @@
 struct view {
     uint8_t *head, *tail;
     uint64_t edge_bytes;  /* of head, and of tail */
-    uint64_t whole_bytes; /* where tail ends: what is behind the last whole page HiFC never touches */
+    uint64_t whole_bytes; /* where tail ends: HiFC never touches what is no whole page */
     uint64_t size_bytes;
 };
 

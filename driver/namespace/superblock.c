@@ -116,9 +116,9 @@ static int nothing_here(struct hifc_blockio *io, const struct copies *copies)
     }
     if (valid || foreign) {
         return hifc_fail(-EUCLEAN,
-                         "%s: of four superblock copies %u are valid, %u damaged, and no two agree: "
-                         "the format was interrupted or the device lost data; format it anew, after "
-                         "an image was taken if its content matters",
+                         "%s: of four superblock copies %u are valid, %u damaged, and no two "
+                         "agree: the format was interrupted or the device lost data; format it "
+                         "anew, after an image was taken if its content matters",
                          uri, valid, foreign);
     }
     int error = 0;
@@ -142,8 +142,8 @@ static int check_geometry(struct hifc_blockio *io, const struct hifc_superblock 
     }
     if (sb->features_incompatible & ~FEATURES_KNOWN) {
         return hifc_fail(-EPROTONOSUPPORT,
-                         "%s: the namespace needs features 0x%" PRIx64 " that this library does not "
-                         "know; use the release that wrote it",
+                         "%s: the namespace needs features 0x%" PRIx64 " that this library does "
+                         "not know; use the release that wrote it",
                          device->uri, sb->features_incompatible & ~FEATURES_KNOWN);
     }
     if (sb->size_bytes > device->geometry.size_bytes) {
@@ -179,7 +179,8 @@ int hifc_superblock_read(struct hifc_blockio *io, struct hifc_superblock *sb, ui
         if (copies->valid[i]) {
             lone = (int)i;
             if (best < 0 || memcmp(copies->page[i].uuid, copies->page[best].uuid, 16) == 0) {
-                *highest = copies->page[i].sequence > *highest ? copies->page[i].sequence : *highest;
+                uint64_t sequence = copies->page[i].sequence;
+                *highest = sequence > *highest ? sequence : *highest;
             }
         }
     }

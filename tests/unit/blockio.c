@@ -68,7 +68,8 @@ static void move_about(struct rig *rig)
             CHECK_EQ(memcmp(memory + i * bytes, model + offsets[i], bytes), 0);
         }
         offsets[7]++;
-        CHECK_EQ(hifc_blockio_read_many(rig->io, offsets, PIECES, memory, (uint32_t)bytes), -EINVAL);
+        int odd = hifc_blockio_read_many(rig->io, offsets, PIECES, memory, (uint32_t)bytes);
+        CHECK_EQ(odd, -EINVAL);
         CHECK_EQ(hifc_blockio_read_many(rig->io, offsets, 0, memory, (uint32_t)bytes), 0);
     }
     CHECK_EQ(hifc_blockio_flush(rig->io), 0);
