@@ -144,7 +144,7 @@ def copy_out(handle: Handle, placement: Placement, requests: npt.NDArray[np.void
     total = 0
     for index, memory in placement.bounced:
         status = int(requests["status"][index])
-        length = int(requests["length"][index])
+        length = int(requests["value_length"][index])
         if status == Answer.OK:
             source = handle.pool_base + int(placement.offsets[index])
             copy_memory(memory.address, source, length)

@@ -7,7 +7,6 @@ Every call is counted in and out of the handle, so that close never pulls memory
 from __future__ import annotations
 
 import ctypes
-import errno
 import functools
 import time
 from typing import Any
@@ -27,7 +26,6 @@ from hifc.ticket import Ticket
 RETRY_WAIT_S = 10.0
 DELAY_MIN_S = 50e-6
 DELAY_MAX_S = 10e-3
-_NO_POOL = (1 << 32) - 1
 
 
 class Calls:
@@ -77,11 +75,11 @@ class Calls:
     def _misses(self, name: bytes) -> bool:
         """Asks for a key that look-up does not know, so that the miss is counted and a swap value
         that was quarantined raises CorruptionError. False: it is there by now."""
-        request = Request(op=Op.GET, pool=_NO_POOL)
+        request = Request(op=Op.GET, capacity=0)
         request.key[:] = name
         try:
             return self._call(request) == Answer.MISS
-        except InvalidRequest:  # a hit, which has no memory to go to
+        except InvalidRequest:  # a hit, for which there is no memory
             return False
 
     def _start(self, requests: npt.NDArray[np.void]) -> int | None:
@@ -174,36 +172,36 @@ class Calls:
             handle.leave()
 
     def _read(
-        self, name: bytes, offset_bytes: int, length_bytes: int, target: Memory | None, whole: bool
+        self, name: bytes, target: Memory, offset_bytes: int = 0, length_bytes: int = 0
     ) -> ByteArray | Answer:
-        """Range of a value into target or new memory; the answer where that is not OK.
-
-        whole: the range is meant to be the whole value; RETRY where its length has changed.
-        """
-        if target is None:
-            target = memory_of(np.empty(length_bytes, dtype=np.uint8))
-        batch.check_value(target, length_bytes, writable=True)
+        """A range of a value, or with length_bytes 0 the whole value, into target; the answer
+        where that is not OK. InvalidRequest with code -EMSGSIZE: target is too small for it."""
+        size = length_bytes or target.size_bytes
+        batch.check_value(target, size, writable=True)
         handle = self._handle
         handle.enter()
         try:
-            offset, room = batch.stage(handle, target, length_bytes, writable=True)
+            offset, room = batch.stage(handle, target, size, writable=True)
             request = Request(
-                op=Op.GET, buffer_offset=offset, value_offset=offset_bytes, length=length_bytes
+                op=Op.GET,
+                buffer_offset=offset,
+                value_offset=offset_bytes,
+                length=length_bytes,
+                capacity=size,
             )
             request.key[:] = name
             try:
                 answer = Answer(self._call(request, (target, room)))
             except CorruptionError:
-                ctypes.memset(target.address, 0, length_bytes)
+                ctypes.memset(target.address, 0, length_bytes or request.value_length)
                 raise
             if answer != Answer.OK:
                 return answer
-            if whole and request.value_length != length_bytes:
-                return Answer.RETRY
+            length = length_bytes or request.value_length
             if room is not None:
-                copy_memory(target.address, handle.pool_base + offset, length_bytes)
-                handle.count_bounce(length_bytes)
-            return target.array(length_bytes)
+                copy_memory(target.address, handle.pool_base + offset, length)
+                handle.count_bounce(length)
+            return target.array(length)
         finally:
             handle.leave()
 
@@ -234,17 +232,3 @@ def _finish_placed(
         requests[placed] = sent
     if on_done is not None:
         on_done(requests)
-
-
-def finish_get(
-    handle: Handle,
-    placement: batch.Placement,
-    there: npt.NDArray[np.bool_],
-    requests: npt.NDArray[np.void],
-) -> None:
-    """A value that changed its length between look-up and get is to be asked for again."""
-    status = requests["status"]
-    changed = (status == Answer.OK) & (requests["value_length"] != requests["length"])
-    appeared = (status == -errno.EINVAL) & ~there
-    status[changed | appeared] = Answer.RETRY
-    batch.copy_out(handle, placement, requests)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors to bytes and back, exactly: float32, float16, bfloat16 and the quantised 8-bit kinds.
 
-An encoded tensor is its payload followed by a trailer of 128 bytes with dtype, shape and
-compression, so that the payload begins on the page of its buffer and moves by DMA.
+An encoded tensor is its payload, zeroes up to whole pages where it takes a page or more, and in its
+last 128 bytes a trailer with dtype, shape and compression. So the payload begins on the page of its
+buffer and the whole moves by DMA, the last page included.
 
     0    magic "HIFCTENS"          24   ndim u32
     8    version u32               28   reserved u32
@@ -26,8 +27,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hifc.driver import PAGE_BYTES
 from hifc.errors import ConfigError, FormatError, InvalidRequest
 from hifc.memory import ByteArray, Memory, memory_of
+from hifc.units import page_up
 
 TRAILER_BYTES = 128
 _MAGIC = b"HIFCTENS"
@@ -180,28 +183,38 @@ def describe(tensor: Any, dtype: str | None = None) -> TensorInfo:
 
 
 def encoded_size(info: TensorInfo) -> int:
-    """Bytes of payload and trailer."""
-    return info.payload_bytes + TRAILER_BYTES
+    """Bytes of payload, padding and trailer."""
+    size = info.payload_bytes + TRAILER_BYTES
+    return size if size < PAGE_BYTES else page_up(size)
 
 
 def encode_into(tensor: Any, info: TensorInfo, out: ByteArray) -> None:
-    """Writes payload and trailer to out, of shape (encoded_size(info),), with one copy."""
-    source = _contiguous(tensor)
-    out[: info.raw_bytes] = source.array(info.raw_bytes)
-    out[info.raw_bytes :] = np.frombuffer(_trailer(info), dtype=np.uint8)
+    """Fills out, of shape (encoded_size(info),), with one copy."""
+    _fill(_contiguous(tensor).array(info.raw_bytes), info, out)
 
 
 def compress(
     tensor: Any, info: TensorInfo, way: Compression, level: int
 ) -> tuple[TensorInfo, bytes] | None:
-    """Payload and trailer in one, or None where compression does not make it smaller."""
+    """What will be stored compressed, and its payload for `fill`; None where it is not smaller."""
     payload = way.compress(_contiguous(tensor).array(info.raw_bytes).data, level)
     if len(payload) >= info.raw_bytes:
         return None
     smaller = TensorInfo(
         info.handler, info.shape, len(payload), info.raw_bytes, way.code, info.torch
     )
-    return smaller, payload + _trailer(smaller)
+    return smaller, payload
+
+
+def fill(payload: bytes, info: TensorInfo, out: ByteArray) -> None:
+    """Fills out, of shape (encoded_size(info),), with a compressed payload."""
+    _fill(np.frombuffer(payload, dtype=np.uint8), info, out)
+
+
+def _fill(payload: ByteArray, info: TensorInfo, out: ByteArray) -> None:
+    out[: payload.size] = payload
+    out[payload.size : -TRAILER_BYTES] = 0
+    out[-TRAILER_BYTES:] = np.frombuffer(_trailer(info), dtype=np.uint8)
 
 
 def _contiguous(tensor: Any) -> Memory:
@@ -243,7 +256,7 @@ def inspect(data: ByteArray) -> TensorInfo:
         _BY_CODE[code], fields[9 : 9 + dimensions], payload, raw, way, flags == _TORCH
     )
     expected = int(np.prod(info.shape, dtype=np.int64)) * info.handler.array_dtype.itemsize
-    if payload + TRAILER_BYTES != data.size or raw != expected:
+    if encoded_size(info) != data.size or raw != expected:
         raise FormatError(f"a stored tensor of shape {info.shape} has the wrong length")
     return info
 

@@ -261,16 +261,16 @@ class HiFC:
     def _encode(self, tensor: Any, info: codec.TensorInfo) -> ByteArray:
         """The encoded tensor in pool memory, room made for it."""
         self.metrics.add("raw_bytes", info.raw_bytes)
+        packed = None
         if self._compression is not None:
-            smaller = codec.compress(tensor, info, self._compression, self.config.compression_level)
-            if smaller is not None:
-                data = smaller[1]
-                memory = self._room(len(data))
-                memory[:] = np.frombuffer(data, dtype=np.uint8)
-                self.metrics.add("stored_bytes", len(data))
-                return memory
-        memory = self._room(codec.encoded_size(info))
-        codec.encode_into(tensor, info, memory)
+            packed = codec.compress(tensor, info, self._compression, self.config.compression_level)
+        if packed is not None:
+            info, payload = packed
+            memory = self._room(codec.encoded_size(info))
+            codec.fill(payload, info, memory)
+        else:
+            memory = self._room(codec.encoded_size(info))
+            codec.encode_into(tensor, info, memory)
         self.metrics.add("stored_bytes", memory.size)
         return memory
 

@@ -208,7 +208,7 @@ def _classify(code: int, known: Detail, message: str, doing: str, where: str) ->
             return FormatError(message)
         case errno.EINVAL | errno.ENOENT | errno.ENAMETOOLONG if opening:
             return ConfigError(message)
-        case errno.EINVAL | errno.EFBIG | errno.ENOENT | errno.E2BIG | errno.ERANGE:
+        case errno.EINVAL | errno.EFBIG | errno.ENOENT | errno.EMSGSIZE | errno.ERANGE:
             return InvalidRequest(message)
         case _:
             return HiFCError(message)

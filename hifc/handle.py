@@ -82,6 +82,11 @@ class Handle:
                 raise ClosedError(f"{self.uri} is closed: open it again with Namespace.open")
             self._inside += 1
 
+    def await_closed(self) -> None:
+        """Returns once the close that is under way, in another thread, has ended."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._state != _CLOSING, CLOSE_WAIT_S)
+
     def leave(self) -> None:
         """Ends a call."""
         with self._condition:
@@ -243,6 +248,7 @@ class Handle:
             self._state = _CLOSING
             if not self._condition.wait_for(lambda: self._inside == 0, CLOSE_WAIT_S):
                 self._state = _OPEN
+                self._condition.notify_all()
                 raise WaitTimeout(
                     f"close of {self.uri}: {self._inside} calls of other threads did not return "
                     f"within {CLOSE_WAIT_S:.0f} s; let them end and close again"
@@ -254,6 +260,7 @@ class Handle:
                 self._settle()
             finally:
                 self._close()
+                self._condition.notify_all()
 
     def _settle(self) -> None:
         for reference in list(self.tickets.values()):

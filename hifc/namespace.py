@@ -9,6 +9,7 @@ between device and memory without a copy; any other buffer costs one copy throug
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import time
 import weakref
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hifc import batch, driver
-from hifc.calls import DELAY_MAX_S, DELAY_MIN_S, RETRY_WAIT_S, Calls, finish_get, parts_of
+from hifc.calls import DELAY_MAX_S, DELAY_MIN_S, RETRY_WAIT_S, Calls, parts_of
 from hifc.driver import ENTRY, EVENT, REQUEST, Request
 from hifc.errors import (
     BackPressure,
@@ -30,7 +31,7 @@ from hifc.errors import (
     WaitTimeout,
 )
 from hifc.handle import Handle, close_quietly
-from hifc.memory import Buffer, ByteArray, memory_of
+from hifc.memory import Buffer, ByteArray, Memory, memory_of
 from hifc.options import OpenOptions, open_opts
 from hifc.request import (
     Answer,
@@ -199,27 +200,33 @@ class Namespace(Calls):
         deadline = time.monotonic() + PENDING_WAIT_S
         delay = DELAY_MIN_S
         while True:
-            answer, length = self._look(name)
-            if answer == Answer.MISS and self._misses(name):
+            found = self._get(name, target)
+            if not isinstance(found, Answer):
+                return found
+            if found == Answer.MISS:
                 return None
-            if answer == Answer.OK:
-                if target is not None and target.size_bytes < length:
-                    raise InvalidRequest(
-                        f"out has {target.size_bytes} bytes, the value of key {name.hex()} has "
-                        f"{length}"
-                    )
-                found = self._read(name, 0, length, target, whole=True)
-                if not isinstance(found, Answer):
-                    return found
-                if found == Answer.MISS:
-                    return None
             if time.monotonic() > deadline:
                 raise WaitTimeout(
-                    f"get of key {name.hex()} on {self.uri}: still {answer.name} after "
+                    f"get of key {name.hex()} on {self.uri}: still {found.name} after "
                     f"{PENDING_WAIT_S:.0f} s; is a reservation neither committed nor aborted?"
                 )
             time.sleep(delay)
             delay = min(2 * delay, DELAY_MAX_S)
+
+    def _get(self, name: bytes, target: Memory | None) -> ByteArray | Answer:
+        if target is not None:
+            return self._read(name, target)
+        answer, length = self._look(name)
+        if answer == Answer.MISS and self._misses(name):
+            return Answer.MISS
+        if answer != Answer.OK:
+            return Answer.PENDING
+        try:
+            return self._read(name, memory_of(np.empty(length, dtype=np.uint8)))
+        except InvalidRequest as error:
+            if error.code != -errno.EMSGSIZE:
+                raise
+            return Answer.PENDING  # it became longer since the look-up
 
     def get_range(
         self, key: Any, offset_bytes: int, length_bytes: int, out: Buffer | None = None
@@ -230,13 +237,13 @@ class Namespace(Calls):
         """
         if length_bytes < 1 or offset_bytes < 0:
             raise InvalidRequest(f"get_range: [{offset_bytes}, +{length_bytes}) is no range")
-        target = None if out is None else memory_of(out)
-        if target is not None and target.size_bytes < length_bytes:
+        target = memory_of(np.empty(length_bytes, dtype=np.uint8) if out is None else out)
+        if target.size_bytes < length_bytes:
             raise InvalidRequest(f"out has {target.size_bytes} bytes, fewer than {length_bytes}")
         name = key_bytes(key)
         deadline = time.monotonic() + PENDING_WAIT_S
         while True:
-            found = self._read(name, offset_bytes, length_bytes, target, whole=False)
+            found = self._read(name, target, offset_bytes, length_bytes)
             if not isinstance(found, Answer):
                 return found
             if found == Answer.MISS:
@@ -292,25 +299,17 @@ class Namespace(Calls):
         """Reads whole values into one buffer a key, each at least as long as its value.
 
         The ticket's `requests["value_length"]` holds the lengths. A miss leaves its buffer as
-        it was, a corrupt value leaves zeros.
+        it was, a corrupt value leaves zeros, a buffer that is too small is an error of its key.
         """
         names = keys_array(keys)
         self._handle.enter()
         try:
-            lengths = np.zeros(len(names), dtype=np.uint32)
-            there = self._lookup(names, lengths) == Answer.OK
             placement = batch.place(self._handle, buffers, len(names), writable=True)
-            short = np.flatnonzero(there & (placement.sizes < lengths))
-            if short.size:
-                raise InvalidRequest(
-                    f"buffer {short[0]} has {placement.sizes[short[0]]} bytes, its value has "
-                    f"{lengths[short[0]]}"
-                )
             requests = make_requests(len(names), Op.GET)
             requests["key"] = names
-            requests["length"] = np.where(there, lengths, placement.sizes)
+            requests["capacity"] = placement.sizes
             return self._submit_placed(
-                requests, placement, functools.partial(finish_get, self._handle, placement, there)
+                requests, placement, functools.partial(batch.copy_out, self._handle, placement)
             )
         finally:
             self._handle.leave()

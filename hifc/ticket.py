@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hifc.driver import TicketInfo
-from hifc.errors import ConfigError, Detail, error_of
+from hifc.errors import ClosedError, ConfigError, Detail, ForkError, error_of
 from hifc.handle import Handle
 from hifc.request import Answer, KeyArray
 
@@ -83,9 +83,8 @@ class Ticket:
         Returns True when done, False when the time ran out. Errors of single requests do not
         raise here: see `raise_for_errors`.
         """
-        if self._pointer is None:
+        if not self._enter():
             return True
-        self._handle.enter()
         try:
             pointer = self._acquire()
             if pointer is None:
@@ -125,7 +124,8 @@ class Ticket:
 
     def _descriptor(self) -> int | None:
         """A duplicate of the ticket's eventfd, so that it outlives the ticket; None if done."""
-        self._handle.enter()
+        if not self._enter():
+            return None
         try:
             pointer = self._acquire()
             if pointer is None:
@@ -198,6 +198,26 @@ class Ticket:
 
     # ---- keeping the C ticket alive while somebody is in it
 
+    def _enter(self) -> bool:
+        """Enters the handle; False where that is not needed, since the ticket was settled."""
+        if self._pointer is None:
+            return False
+        try:
+            self._handle.enter()
+        except ForkError:
+            raise
+        except ClosedError:
+            self._handle.await_closed()  # close settles every ticket
+            if self.settled:
+                return False
+            raise
+        return True
+
+    @property
+    def settled(self) -> bool:
+        """True once libhifc knows nothing of the ticket any more."""
+        return self._pointer is None
+
     def _acquire(self) -> int | None:
         with self._lock:
             if self._pointer is not None:
@@ -213,9 +233,8 @@ class Ticket:
                 self._free()
 
     def _look(self) -> TicketInfo:
-        if self._finished:
+        if self._finished or not self._enter():
             return self._info
-        self._handle.enter()
         try:
             pointer = self._acquire()
             if pointer is None:

@@ -40,8 +40,9 @@ HIFC_API int hifc_pool_disown(struct hifc_ns *ns, void **base, uint64_t *size_by
 {
     struct hifc_ns *visit NS_VISIT = NULL;
     int error = ns_enter(ns, &visit);
-    if (!error) {
-        hifc_pools_disown(ns->pools, base, size_bytes);
+    if (error == 0 || (ns && !hifc_forked_since(ns->fork_generation))) {
+        hifc_pools_disown(ns->pools, base, size_bytes); /* also once detached: the pool is there */
+        error = 0;
     }
     return error;
 }

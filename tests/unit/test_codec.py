@@ -16,10 +16,12 @@ from hifc.errors import ConfigError, FormatError, InvalidRequest
 def encode(tensor: Any, dtype: str | None = None, way: str | None = None) -> Any:
     info = codec.describe(tensor, dtype)
     if way is not None:
-        smaller = codec.compress(tensor, info, codec.compression(way), 1)
-        if smaller is not None:
-            return np.frombuffer(smaller[1], dtype=np.uint8)
-    out = np.empty(codec.encoded_size(info), dtype=np.uint8)
+        packed = codec.compress(tensor, info, codec.compression(way), 1)
+        if packed is not None:
+            out = np.full(codec.encoded_size(packed[0]), 0xAA, dtype=np.uint8)
+            codec.fill(packed[1], packed[0], out)
+            return out
+    out = np.full(codec.encoded_size(info), 0xAA, dtype=np.uint8)
     codec.encode_into(tensor, info, out)
     return out
 
@@ -72,7 +74,10 @@ def test_strided_tensors_are_stored_by_value() -> None:
 def test_payload_begins_the_buffer() -> None:
     """So that it stands on a page and moves by DMA."""
     tensor = np.arange(1024, dtype=np.float32)
-    assert encode(tensor)[:4096].tobytes() == tensor.tobytes()
+    data = encode(tensor)
+    assert data[:4096].tobytes() == tensor.tobytes()
+    assert data.size == 8192
+    assert encode(tensor[:512]).size == 2048 + codec.TRAILER_BYTES
 
 
 @pytest.mark.parametrize("way", ["zlib", "zstd", "lz4"])
@@ -88,7 +93,7 @@ def test_compression(way: str) -> None:
     assert (codec.decode(data) == tensor).all()
     noise = random_bits("f2", (64, 64))
     data = encode(noise, way=way)
-    assert data.size <= noise.nbytes + codec.TRAILER_BYTES  # never larger
+    assert codec.inspect(data).payload_bytes <= noise.nbytes  # never larger
     assert codec.decode(data).tobytes() == noise.tobytes()
 
 

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HiFC: blocks stay within the memory budget, leave together, and come back exact."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from hifc import (
+    BufferExhausted,
+    ClosedError,
+    ConfigError,
+    FormatError,
+    HiFC,
+    HiFCPolicy,
+    InvalidRequest,
+    KVBlock,
+    NoSpace,
+)
+
+BLOCK = (2, 3, 64, 40)  # 61440 bytes of float32 and a trailer: 16 pages
+HELD = 64 << 10
+_count = 0
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+def tensor(number: int, dtype: Any = np.float32) -> Any:
+    return np.random.default_rng(number).standard_normal(BLOCK).astype(dtype)
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    global _count
+    _count += 1
+    return {
+        "device": f"ram://engine-{_count}?size=64MiB",
+        "format": "if_missing",
+        "segment_size": "1MiB",
+        "memory_budget": "1MiB",
+        "swap_buffer_size": "4MiB",
+        "pool_size": "8MiB",
+        "owner_socket": False,
+    } | changes
+
+
+@pytest.fixture
+def hifc() -> Iterator[HiFC]:
+    with HiFC(settings()) as opened:
+        yield opened
+
+
+def test_more_blocks_than_memory_come_back_exact(hifc: HiFC) -> None:
+    for i in range(100):
+        hifc.store(key(i), tensor(i), sequence=i % 3, depth=i // 3)
+        assert hifc.blocks.resident_bytes <= 1 << 20
+    assert hifc.metrics["swap_out_blocks"] >= 80
+    for i in range(100):
+        found = hifc.load(key(i))
+        assert found.dtype == np.float32
+        assert found.shape == BLOCK
+        assert found.tobytes() == tensor(i).tobytes()
+        assert hifc.blocks.resident_bytes <= 1 << 20
+    assert hifc.metrics["total_access"] == 100
+    assert hifc.metrics["hit"] + hifc.metrics["swap_in_blocks"] == 100
+    assert hifc.metrics["namespace_bounce_bytes"] == 0
+    assert hifc.load(key(1000)) is None
+    assert hifc.metrics["miss"] == 1
+
+
+def test_blocks_leave_in_batches_with_one_submission(hifc: HiFC) -> None:
+    for i in range(64):
+        hifc.store(key(i), tensor(i))
+    assert hifc.metrics["swap_out_blocks"] / hifc.metrics["swap_batches"] > 4
+
+
+def test_watermark_starts_offload_on_its_own(hifc: HiFC) -> None:
+    for i in range(14):  # 14 of 16 blocks: less than 15 % is free
+        hifc.store(key(i), tensor(i))
+    assert hifc.metrics["swap_out_blocks"] > 0
+    assert hifc.metrics["policy_overruled"] == 0
+
+
+def test_blocks_on_flash_already_leave_without_a_write(hifc: HiFC) -> None:
+    for i in range(32):
+        hifc.store(key(i), tensor(i))
+    written = hifc.namespace.stats().put_count
+    for i in range(32):
+        hifc.load(key(i))
+    for i in range(32):
+        hifc.load(key(i))
+    assert hifc.namespace.stats().put_count <= written + 16
+    assert hifc.metrics["dropped_blocks"] > 16
+
+
+def test_load_gives_memory_of_its_own(hifc: HiFC) -> None:
+    original = tensor(1)
+    hifc.store(key(1), original)
+    original[:] = 0
+    found = hifc.load(key(1))
+    found[:] = 7
+    assert hifc.load(key(1)).tobytes() == tensor(1).tobytes()
+
+
+def test_store_replaces(hifc: HiFC) -> None:
+    for i in range(40):
+        hifc.store(key(i), tensor(i))
+    for i in range(40):
+        hifc.store(key(i), tensor(i + 1000))
+    for i in range(40):
+        assert hifc.load(key(i)).tobytes() == tensor(i + 1000).tobytes()
+    assert len(hifc.blocks) == 40
+
+
+def test_delete(hifc: HiFC) -> None:
+    for i in range(40):
+        hifc.store(key(i), tensor(i))
+    for i in range(40):
+        assert key(i) in hifc
+        assert hifc.delete(key(i)) is True
+        assert key(i) not in hifc
+        assert hifc.load(key(i)) is None
+        assert hifc.delete(key(i)) is False
+    assert hifc.blocks.resident_bytes == 0
+    assert hifc.namespace.stats().entries == 0
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_torch_types(name: str, compressed: bool) -> None:
+    torch = pytest.importorskip("torch")
+    with HiFC(settings(enable_compression=compressed)) as hifc:
+        blocks = [torch.randn(BLOCK).to(getattr(torch, name)) for _ in range(40)]
+        blocks[7] = torch.zeros(BLOCK, dtype=getattr(torch, name))
+        for i, block in enumerate(blocks):
+            hifc.store(key(i), block)
+        hifc.offload()
+        assert hifc.blocks.resident_bytes == 0
+        for i, block in enumerate(blocks):
+            found = hifc.load(key(i))
+            assert found.dtype == block.dtype
+            assert torch.equal(found, block)
+        if compressed:
+            assert hifc.metrics["stored_bytes"] < hifc.metrics["raw_bytes"] + 40 * 128
+
+
+def test_users_own_policy() -> None:
+    class KeepEven(HiFCPolicy):
+        def should_swap_out(self, kv_block: KVBlock) -> bool:
+            return kv_block.depth % 2 == 1
+
+    with HiFC(settings(), policy=KeepEven()) as hifc:
+        for i in range(20):
+            hifc.store(key(i), tensor(i), depth=i)
+        resident = {block.depth for block in hifc.blocks.residents()}
+        assert {i for i in range(20) if i % 2 == 0} <= resident
+        assert hifc.metrics["policy_overruled"] == 0
+
+
+def test_a_policy_that_keeps_all_is_overruled_by_the_budget() -> None:
+    class KeepAll(HiFCPolicy):
+        def should_swap_out(self, kv_block: KVBlock) -> bool:
+            return False
+
+    with HiFC(settings(), policy=KeepAll()) as hifc:
+        for i in range(40):
+            hifc.store(key(i), tensor(i))
+            assert hifc.blocks.resident_bytes <= 1 << 20
+        assert hifc.metrics["policy_overruled"] > 0
+        for i in range(40):
+            assert hifc.load(key(i)).tobytes() == tensor(i).tobytes()
+
+
+def test_reuse_survives_a_restart() -> None:
+    config = settings(memory_budget="16MiB")
+    with HiFC(config) as hifc:
+        for i in range(20):
+            hifc.store(key(i), tensor(i), cls="reuse")
+        hifc.store(key(100), tensor(100))
+    with HiFC(config) as hifc:
+        for i in range(20):
+            assert key(i) in hifc
+            assert hifc.load(key(i)).tobytes() == tensor(i).tobytes()
+        assert hifc.load(key(100)) is None  # swap ends with its process
+
+
+def test_prefetch_hits_are_counted(hifc: HiFC) -> None:
+    for i in range(40):
+        hifc.store(key(i), tensor(i))
+    hifc.offload()
+    assert hifc.prefetch([key(i) for i in range(6)]) == 6
+    assert hifc.prefetch([key(i) for i in range(6)]) == 0  # under way already
+    for i in range(8):
+        assert hifc.load(key(i)).tobytes() == tensor(i).tobytes()
+    assert hifc.metrics["prefetch_issued"] == 6
+    assert hifc.metrics["prefetch_hit"] == 6
+    assert hifc.metrics["prefetch_hit"] / hifc.metrics["total_access"] == 0.75
+    for i in range(8):
+        hifc.load(key(i))
+    assert hifc.metrics["prefetch_hit"] == 6  # a hit is counted once
+
+
+def test_prefetch_stays_within_the_budget(hifc: HiFC) -> None:
+    for i in range(60):
+        hifc.store(key(i), tensor(i))
+    hifc.offload()
+    started = hifc.prefetch([key(i) for i in range(60)])
+    assert 0 < started <= 16
+    for i in range(60, 80):
+        hifc.store(key(i), tensor(i))
+        assert hifc.blocks.resident_bytes + hifc._pending_bytes <= 1 << 20
+    for i in range(80):
+        assert hifc.load(key(i)).tobytes() == tensor(i).tobytes()
+
+
+def test_attention_drives_prefetch(hifc: HiFC) -> None:
+    keys = [key(i) for i in range(30)]
+    for i in range(30):
+        hifc.store(keys[i], tensor(i))
+    hifc.offload()
+    mass = np.zeros((4, 30), dtype=np.float32)
+    mass[:, 11] = 0.6
+    mass[:, 23] = 0.3
+    assert hifc.observe_attention(mass, keys) == 2
+    hifc.load(keys[11])
+    hifc.load(keys[23])
+    assert hifc.metrics["prefetch_hit"] == 2
+
+
+def test_full_device_keeps_everything() -> None:
+    with HiFC(settings(device="ram://engine-full?size=6MiB", segment_size="256KiB")) as hifc:
+        stored = 0
+        with pytest.raises(NoSpace, match="is full"):
+            for i in range(1000):
+                hifc.store(key(i), tensor(i))
+                stored += 1
+        assert stored > 20
+        for i in range(stored - 16, stored):
+            assert key(i) in hifc
+        hifc.delete(key(0))
+        count = 0
+        for i in range(1, stored):
+            try:
+                found = hifc.load(key(i))
+            except NoSpace:
+                continue  # no room to bring it back, but it is there
+            assert found.tobytes() == tensor(i).tobytes()
+            count += 1
+        assert count > 10
+
+
+def test_threads(hifc: HiFC) -> None:
+    failures: list[BaseException] = []
+
+    def work(thread: int) -> None:
+        try:
+            for i in range(40):
+                number = thread * 1000 + i
+                hifc.store(key(number), tensor(number))
+                back = thread * 1000 + i // 2
+                assert hifc.load(key(back)).tobytes() == tensor(back).tobytes()
+        except BaseException as error:  # noqa: BLE001  (raised in the test's thread)
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+
+
+def test_bad_arguments(hifc: HiFC) -> None:
+    with pytest.raises(InvalidRequest, match="16 bytes"):
+        hifc.store(b"short", tensor(1))
+    with pytest.raises(InvalidRequest, match="float64"):
+        hifc.store(key(1), np.zeros(4))
+    with pytest.raises(InvalidRequest, match="swap"):
+        hifc.store(key(1), tensor(1), cls="swop")
+    with pytest.raises(BufferExhausted, match="memory_budget"):
+        hifc.store(key(1), np.zeros(1 << 20, dtype=np.float32))
+    assert len(hifc.blocks) == 0
+
+
+def test_foreign_values_are_refused_not_misread(hifc: HiFC) -> None:
+    hifc.namespace.put(key(1), b"no tensor" * 100)
+    with pytest.raises(FormatError, match=r"Namespace\.get"):
+        hifc.load(key(1))
+
+
+def test_configuration_from_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "hifc.yaml"
+    path.write_text(yaml.safe_dump(settings()))
+    with HiFC(path) as hifc:
+        hifc.store(key(1), tensor(1))
+        assert hifc.config.memory_budget == 1 << 20
+
+
+def test_opening_without_a_device_or_a_namespace() -> None:
+    with pytest.raises(ConfigError, match="device"):
+        HiFC({})
+    with pytest.raises(FormatError):
+        HiFC(settings(format="never"))
+
+
+def test_close_is_final_and_idempotent() -> None:
+    hifc = HiFC(settings())
+    hifc.store(key(1), tensor(1))
+    hifc.close()
+    hifc.close()
+    with pytest.raises(ClosedError):
+        hifc.store(key(2), tensor(2))
+    assert "hifc_store_count_total 1" in hifc.metrics.prometheus()
