@@ -66,6 +66,7 @@ HIFC_API void hifc_bench_ram_copies(int on);
 
 /* ---- the commands --------------------------------------------------------------------------- */
 
+int bench_compare(const struct bench_options *options);
 int bench_cost(const struct bench_options *options);
 int bench_index(const struct bench_options *options);
 int bench_reopen(const struct bench_options *options);

@@ -16,6 +16,7 @@ static const struct {
 } commands[] = {
     {"cost", bench_cost, {.size_bytes = 131072, .batch = 32, .entries = 1 << 20,
                           .rounds = 25}},
+    {"compare", bench_compare, {.size_bytes = 131072, .depth = 32, .rounds = 15, .round_ms = 100}},
     {"index", bench_index, {.entries = 10000000, .rounds = 15}},
     {"reopen", bench_reopen, {.uri = "ram://bench?size=2GiB", .entries = 1000000, .size_bytes = 512,
                               .rounds = 5}},
