@@ -247,19 +247,10 @@ static int check_payload(struct state *state, const struct hifc_slot *slot)
     return 0;
 }
 
-HIFC_API int hifc_check(struct hifc_ns *ns, uint32_t kind, struct hifc_check_result *out)
+static int check_all(struct hifc_ns *ns, uint32_t kind, struct hifc_check_result *out)
 {
-    struct hifc_ns *visit NS_VISIT = NULL;
-    int error = ns_enter(ns, &visit);
-    if (error) {
-        return error;
-    }
-    memset(out, 0, sizeof *out);
     struct state state = {.ns = ns, .result = out};
-    error = ns->read_only ? 0 : ns_settle(ns, 2000ll * ns->opts.command_timeout_ms);
-    if (error) {
-        return error;
-    }
+    int error;
     pthread_mutex_lock(&ns->mutex);
     error = copy_index(&state);
     if (!error && kind & HIFC_CHECK_INDEX) {
@@ -284,5 +275,23 @@ HIFC_API int hifc_check(struct hifc_ns *ns, uint32_t kind, struct hifc_check_res
         out->entries_checked++;
     }
     free(state.slots);
+    return error;
+}
+
+HIFC_API int hifc_check(struct hifc_ns *ns, uint32_t kind, struct hifc_check_result *out)
+{
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
+    if (error) {
+        return error;
+    }
+    memset(out, 0, sizeof *out);
+    error = ns->read_only ? 0 : ns_settle(ns, 2000ll * ns->opts.command_timeout_ms);
+    if (error) {
+        return error;
+    }
+    ns_janitor_pause(ns); /* it would free a segment between two looks at it */
+    error = check_all(ns, kind, out);
+    ns_janitor_resume(ns);
     return error;
 }

@@ -162,9 +162,11 @@ static void *janitor_main(void *argument)
     prctl(PR_SET_NAME, "hifc-janitor");
     pthread_mutex_lock(&ns->mutex);
     while (!ns->janitor_stop) {
-        if (ns->janitor_wanted) {
+        if (ns->janitor_wanted && !ns->janitor_running) {
+            ns->janitor_running = true;
             ns->janitor_wanted = false;
             work(ns);
+            ns->janitor_running = false;
             continue;
         }
         struct timespec until;
@@ -179,6 +181,24 @@ static void *janitor_main(void *argument)
     }
     pthread_mutex_unlock(&ns->mutex);
     return NULL;
+}
+
+void ns_janitor_pause(struct hifc_ns *ns)
+{
+    pthread_mutex_lock(&ns->mutex);
+    while (ns->janitor_running) {
+        ns_wait_changed(ns);
+    }
+    ns->janitor_running = true;
+    pthread_mutex_unlock(&ns->mutex);
+}
+
+void ns_janitor_resume(struct hifc_ns *ns)
+{
+    pthread_mutex_lock(&ns->mutex);
+    ns->janitor_running = false;
+    pthread_cond_broadcast(&ns->changed);
+    pthread_mutex_unlock(&ns->mutex);
 }
 
 int ns_janitor_start(struct hifc_ns *ns)

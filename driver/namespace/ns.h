@@ -428,6 +428,9 @@ int ns_janitor_start(struct hifc_ns *ns);
 void ns_janitor_stop(struct hifc_ns *ns);
 /* Inline: does what waits to be done. No mutex held. */
 void ns_janitor_inline(struct hifc_ns *ns);
+/* In between, the janitor stands still and its place is the caller's. Not nested. */
+void ns_janitor_pause(struct hifc_ns *ns);
+void ns_janitor_resume(struct hifc_ns *ns);
 /* Seals a CLOSING segment at rest; blocks. No mutex held. */
 int ns_seal(struct hifc_ns *ns, struct ns_open *open);
 /* Writes summary and footer of a segment: what seal and recovery share. Blocks. */
