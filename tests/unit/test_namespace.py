@@ -322,9 +322,9 @@ def test_no_room_in_the_pool_is_answered_retry(ns: Namespace) -> None:
         ticket = ns.put_many([key(i) for i in left], [data[i] for i in left]).raise_for_errors()
         answers = ticket.answers.tolist()
         assert set(answers) <= {Answer.OK, Answer.RETRY}
-        assert Answer.OK in answers
         left = [i for i, answer in zip(left, answers, strict=True) if answer == Answer.RETRY]
         rounds += 1
+        assert rounds < 1000
     assert rounds > 1
     for i in range(count):
         assert ns.get(key(i)).tobytes() == data[i].tobytes()
