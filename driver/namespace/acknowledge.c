@@ -58,6 +58,19 @@ static bool slot_names(const struct hifc_slot *slot, uint32_t segment, uint32_t 
     return slot && slot->segment == segment && slot->offset == offset;
 }
 
+/* Answers a request; a move's answer is for the janitor, which waits for it and frees it. */
+static void op_done(struct hifc_ns *ns, struct ns_op *op, int status, uint64_t bytes,
+                    const struct hifc_error *error)
+{
+    if (op->req) {
+        ns_answer(ns, op->ticket, op->req, status, bytes, error);
+        ns_op_free(ns, op);
+    } else {
+        op->status = status;
+        op->pending = 0;
+    }
+}
+
 /* The entry of op is on the device and everything before it is: it becomes visible. */
 static void op_acknowledge(struct hifc_ns *ns, struct ns_op *op)
 {
@@ -99,13 +112,7 @@ static void op_acknowledge(struct hifc_ns *ns, struct ns_op *op)
     if (op->reservation) {
         ns_reservation_release(ns, op->reservation);
     }
-    if (op->req) {
-        ns_answer(ns, op->ticket, op->req, HIFC_OK, bytes, NULL);
-        ns_op_free(ns, op);
-    } else {
-        op->status = HIFC_OK;
-        op->pending = 0; /* the janitor, which waits for it, frees it */
-    }
+    op_done(ns, op, HIFC_OK, bytes, NULL);
 }
 
 /* Takes back what a put or publish did to the index. */
@@ -129,14 +136,7 @@ static void op_fail(struct hifc_ns *ns, struct ns_op *op, int error)
     if (op->reservation) {
         ns_reservation_release(ns, op->reservation);
     }
-    if (op->req) {
-        bool device = error < 0;
-        ns_answer(ns, op->ticket, op->req, error, 0, device ? &ns->last_device_error : NULL);
-        ns_op_free(ns, op);
-    } else {
-        op->status = error < 0 ? error : -EAGAIN;
-        op->pending = 0;
-    }
+    op_done(ns, op, error, 0, &ns->last_device_error);
 }
 
 /* An entry whose batch cannot be acknowledged: elsewhere, or the error. */
@@ -147,6 +147,11 @@ static void op_relocate(struct hifc_ns *ns, struct ns_op *op, int error)
     if (op->kind == NS_OP_PUBLISH) {
         ns_segment_dead(ns, op->segment, op->length, op->part_count);
         op_fail(ns, op, error);
+        return;
+    }
+    if (op->kind == NS_OP_TOMBSTONE && hifc_index_find(ns->index, &op->key)) {
+        /* Put again in the meantime: with a new sequence it would delete what came after it. */
+        op_done(ns, op, HIFC_OK, 0, NULL);
         return;
     }
     if (op->kind != NS_OP_TOMBSTONE) {

@@ -142,7 +142,17 @@ static bool step_put(void)
         keys[i] = (next_random(16) * 6 + i) % KEYS; /* different keys */
         reqs[i] = put_req(keys[i], buffer + i * 65536);
     }
-    run(reqs, count);
+    /* Half of the time one by one, so that several batches are on their way at once. */
+    struct hifc_ticket *tickets[6];
+    uint32_t each = next_random(2) ? 1 : count, submitted = 0;
+    for (uint32_t i = 0; i < count; i += each) {
+        int error = hifc_submit(ns, reqs + i, each, &tickets[submitted++]);
+        EXPECT(error == 0, "submit: %d", error);
+    }
+    for (uint32_t i = 0; i < submitted; i++) {
+        EXPECT(hifc_ticket_wait(tickets[i], 20000000) == 1, "a request hangs");
+        hifc_ticket_free(tickets[i]);
+    }
     bool alive = true;
     for (uint32_t i = 0; i < count; i++) {
         note(keys[i], PRESENT, reqs[i].status);
@@ -168,12 +178,32 @@ static void check_bytes(uint32_t n, const struct hifc_req *req)
     EXPECT(memcmp(expected, pool + buffer, length_of(n)) == 0, "key %u: wrong bytes", n);
 }
 
+static void forget_evicted(void)
+{
+    struct hifc_event events[64];
+    uint64_t dropped;
+    int count;
+    while ((count = hifc_events(ns, events, 64, &dropped)) > 0) {
+        EXPECT(dropped == 0, "events were dropped");
+        for (int i = 0; i < count; i++) {
+            uint32_t n;
+            memcpy(&n, events[i].key.bytes, sizeof n);
+            if (events[i].kind == HIFC_EVENT_EVICTED) {
+                durable[n] = acknowledged[n] = EITHER;
+            }
+        }
+    }
+}
+
 static bool step_get(void)
 {
     uint32_t n = next_random(KEYS);
     struct hifc_req req = {.op = HIFC_OP_GET, .key = key_of(n), .buffer_offset = buffer,
                            .capacity = 65536};
     int status = run(&req, 1);
+    forget_evicted();
+    EXPECT(status != HIFC_MISS || acknowledged[n] != PRESENT, "key %u was acknowledged", n);
+    EXPECT(status != HIFC_OK || acknowledged[n] != ABSENT, "key %u was deleted", n);
     if (status == HIFC_OK) {
         check_bytes(n, &req);
     }
@@ -211,23 +241,6 @@ static bool step_sync(void)
     }
     memcpy(durable, acknowledged, sizeof durable);
     return true;
-}
-
-static void forget_evicted(void)
-{
-    struct hifc_event events[64];
-    uint64_t dropped;
-    int count;
-    while ((count = hifc_events(ns, events, 64, &dropped)) > 0) {
-        EXPECT(dropped == 0, "events were dropped");
-        for (int i = 0; i < count; i++) {
-            uint32_t n;
-            memcpy(&n, events[i].key.bytes, sizeof n);
-            if (events[i].kind == HIFC_EVENT_EVICTED) {
-                durable[n] = acknowledged[n] = EITHER;
-            }
-        }
-    }
 }
 
 static void workload(void)
@@ -294,8 +307,10 @@ static uint64_t image(uint64_t seed, uint64_t cut)
     memset(durable, ABSENT, sizeof durable);
     memset(acknowledged, ABSENT, sizeof acknowledged);
     EXPECT(hifc_format(PLAIN, &format) == 0, "format");
-    snprintf(uri, sizeof uri, "faulty+" PLAIN "&fault_seed=%" PRIu64 "&fault_cut_write=%" PRIu64,
-             seed * 1000003 + cut, cut);
+    snprintf(uri, sizeof uri,
+             "faulty+" PLAIN "&fault_seed=%" PRIu64 "&fault_cut_write=%" PRIu64
+             "&fault_reorder=%" PRIu64 "&fault_delay=%" PRIu64,
+             seed * 1000003 + cut, cut, seed % 2, seed == 1 ? 3ul : 0ul);
     uint64_t count = 0;
     if (open_ns(uri) == 0) {
         workload();
