@@ -36,27 +36,57 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs SPDK; --no-spdk was given"))
 
 
-@pytest.fixture(scope="module")
-def nvmf_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URI of a real NVMe/TCP target on loopback, of 256 MiB; for tests marked spdk.
+class Nvmf:
+    """NVMe/TCP targets on loopback, through tools/nvmf_target."""
 
-    Skips where SPDK or huge pages are missing; in CI that is an error.
-    """
+    def __init__(self) -> None:
+        tool = REPOSITORY / "tools/nvmf_target"
+        loader = importlib.machinery.SourceFileLoader("nvmf_target", str(tool))
+        self.module = types.ModuleType(loader.name)
+        loader.exec_module(self.module)
+        self._ports: list[int] = []
+
+    def start(self, backing: Path, **options: Any) -> Any:
+        """Starts a target at a free port unless the options say otherwise; close stops it.
+
+        Skips where SPDK or huge pages are missing; in CI that is an error.
+        """
+        try:
+            target = self.module.start(backing, **{"port": 0, "die_with_caller": True} | options)
+        except self.module.TargetError as error:
+            if os.environ.get("CI") == "true":
+                raise
+            pytest.skip(f"no NVMe/TCP target: {error}")
+        self._ports.append(target.port)
+        return target
+
+    def stop(self, port: int) -> None:
+        self.module.stop(port)
+
+    def pid(self, port: int) -> int:
+        """The process of the target at that port."""
+        return int(self.module.read_pid(port))
+
+    def close(self) -> None:
+        for port in self._ports:
+            self.module.stop(port)
+
+
+@pytest.fixture(scope="module")
+def nvmf() -> Iterator[Nvmf]:
+    """Starts and stops targets; for tests marked spdk."""
     if "spdk+tcp" not in driver.library().hifc_schemes().decode().split():
         pytest.skip("libhifc.so was built without SPDK: see tools/build_spdk")
-    tool = REPOSITORY / "tools/nvmf_target"
-    loader = importlib.machinery.SourceFileLoader("nvmf_target", str(tool))
-    nvmf = types.ModuleType(loader.name)
-    loader.exec_module(nvmf)
+    nvmf = Nvmf()
+    yield nvmf
+    nvmf.close()
+
+
+@pytest.fixture(scope="module")
+def nvmf_uri(nvmf: Nvmf, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """URI of a real NVMe/TCP target on loopback, of 256 MiB; for tests marked spdk."""
     backing = tmp_path_factory.mktemp("nvmf") / "disk.img"
-    try:
-        target = nvmf.start(backing, size_bytes=256 << 20, port=0, die_with_caller=True)
-    except nvmf.TargetError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(f"no NVMe/TCP target: {error}")
-    yield target.uri
-    nvmf.stop(target.port)
+    return str(nvmf.start(backing, size_bytes=256 << 20).uri)
 
 
 # ---- namespaces on every device

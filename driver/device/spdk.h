@@ -30,6 +30,13 @@ struct hifc_spdk_target {
     char where[300];   /* for messages, and the key of its lock: "127.0.0.1:4420/nqn..." or the BDF */
 };
 
+/* A lost queue pair, to be connected again (spdk_admin.c). */
+#define HIFC_SPDK_KEPT_MAX 4u
+struct hifc_spdk_kept {
+    struct spdk_nvme_qpair *qpair; /* NULL: none */
+    uint32_t entries;
+};
+
 struct hifc_spdk_device {
     struct hifc_device base;
     struct hifc_spdk_target target;
@@ -37,11 +44,14 @@ struct hifc_spdk_device {
     bool read_only;
     int lock_fd;
     uint32_t boundary_bytes;       /* commands do not cross multiples of it; 0: none */
+    struct hifc_spdk_kept kept[HIFC_SPDK_KEPT_MAX];
     struct hifc_spdk_device *next; /* of all open ones, see spdk_admin.c */
 };
 
 /* ---- spdk_uri.c ---- */
 int hifc_spdk_target_parse(const struct hifc_uri *uri, struct hifc_spdk_target *out);
+/* Whether SPDK may have a PCIe drive, or what is to be done first. */
+int hifc_spdk_check_pcie(const struct hifc_spdk_target *target);
 /* Takes the lock that says which process owns the target's namespace; its descriptor or an error. */
 int hifc_spdk_lock(const struct hifc_spdk_target *target, bool shared);
 
@@ -50,6 +60,8 @@ int hifc_spdk_lock(const struct hifc_spdk_target *target, bool shared);
 int hifc_spdk_env_start(void);
 int hifc_spdk_register(struct hifc_device *device, void *base, uint64_t size_bytes);
 int hifc_spdk_unregister(struct hifc_device *device, void *base, uint64_t size_bytes);
+/* Whether all of it is registered. *index: where the last look-up ended, a hint; from 0. Lock-free. */
+bool hifc_spdk_is_registered(const void *memory, uint64_t size_bytes, uint32_t *index);
 
 /* ---- spdk_log.c ---- */
 /* Before the environment starts: from here on messages are kept here. What SPDK prints to stdout
@@ -69,10 +81,14 @@ void hifc_spdk_disconnect(struct hifc_spdk_device *device);
 /* Allocates an I/O queue pair, after a reset of the controller if that has failed. */
 int hifc_spdk_qpair_alloc(struct hifc_spdk_device *device, uint32_t entries,
                           struct spdk_nvme_qpair **out, uint32_t *entries_out);
-/* Frees it; what is outstanding completes. With unanswered commands a PCIe controller is reset
- * first, since it may still write to their memory. */
-void hifc_spdk_qpair_free(struct hifc_spdk_device *device, struct spdk_nvme_qpair *qpair,
-                          bool unanswered);
+/* Frees it; what is outstanding completes. */
+void hifc_spdk_qpair_free(struct hifc_spdk_device *device, struct spdk_nvme_qpair *qpair);
+/* Stops a lost one: nothing is transferred any more, and what is outstanding completes, unless SPDK
+ * had it in a queue of its own. False where it could not be stopped: free it. */
+bool hifc_spdk_qpair_disconnect(struct hifc_spdk_device *device, struct spdk_nvme_qpair *qpair);
+/* Keeps a stopped one, with nothing outstanding, for a later alloc; false where there is no room. */
+bool hifc_spdk_qpair_keep(struct hifc_spdk_device *device, struct spdk_nvme_qpair *qpair,
+                          uint32_t entries);
 int hifc_spdk_health(struct hifc_device *device, uint8_t log[512]);
 
 /* ---- spdk_qpair.c ---- */

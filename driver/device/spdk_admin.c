@@ -32,11 +32,12 @@
 #include "error.h"
 
 #define ADMIN_POLL_MS 100
-#define ADMIN_TIMEOUT_MS 3000      /* of our own admin commands */
+#define ADMIN_TIMEOUT_MS 5000      /* of our own admin commands */
 #define ADMIN_INIT_TIMEOUT_MS 10000 /* of SPDK's, while it brings a controller up */
 #define ADMIN_NAP_NS 20000
 #define HEALTH_LOG_BYTES 512u
 #define QUEUE_ENTRIES_MAX 4096u
+#define QPAIR_NUMBERS_MAX 16u /* tried for one queue pair */
 
 static pthread_mutex_t control_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t list_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -304,8 +305,14 @@ int hifc_spdk_health(struct hifc_device *base, uint8_t log[512])
 
 static int probe(const struct hifc_spdk_device *device)
 {
-    bool tcp = device->target.trid.trtype == SPDK_NVME_TRANSPORT_TCP;
-    return tcp ? hifc_spdk_tcp_probe(&device->target) : 0;
+    switch (device->target.trid.trtype) {
+    case SPDK_NVME_TRANSPORT_TCP:
+        return hifc_spdk_tcp_probe(&device->target);
+    case SPDK_NVME_TRANSPORT_PCIE:
+        return hifc_spdk_check_pcie(&device->target);
+    default:
+        return 0;
+    }
 }
 
 /* Brings a failed controller back. */
@@ -347,9 +354,9 @@ static void fill_opts(const struct hifc_spdk_target *target, struct spdk_nvme_ct
 static int fail_connect(const struct hifc_spdk_target *target)
 {
     if (target->pcie) {
-        return hifc_fail(-ENODEV, "%s: no NVMe drive that SPDK can take: %s; bind it to vfio-pci "
-                         "(hifc-admin bind %s), with the IOMMU on, and give this user access to its "
-                         "group in /dev/vfio", target->where, hifc_spdk_log_text(), target->where);
+        return hifc_fail(-ENODEV, "%s: SPDK cannot take it: %s; give this user access to its group "
+                         "in /dev/vfio, and check that it is an NVMe drive and RLIMIT_MEMLOCK",
+                         target->where, hifc_spdk_log_text());
     }
     return hifc_fail(-ENODEV, "%s: the target answers but refused the connection: %s; check the NQN "
                      "of the subsystem, that this host may use it (hostnqn=), and free huge pages",
@@ -381,6 +388,8 @@ int hifc_spdk_connect(struct hifc_spdk_device *device)
     return rc;
 }
 
+static void free_kept(struct hifc_spdk_device *device);
+
 void hifc_spdk_disconnect(struct hifc_spdk_device *device)
 {
     pthread_mutex_lock(&control_mutex);
@@ -388,12 +397,68 @@ void hifc_spdk_disconnect(struct hifc_spdk_device *device)
     if (!spdk_nvme_ctrlr_is_failed(device->ctrlr)) {
         (void)ping(device); /* parting waits for answers */
     }
+    free_kept(device);
     spdk_nvme_detach(device->ctrlr);
     device->ctrlr = NULL;
     pthread_mutex_unlock(&control_mutex);
 }
 
 /* ---- queue pairs ----------------------------------------------------------------------------- */
+
+/* A reset in SPDK 20.07 counts the numbers of all queue pairs as free, also of those that live on.
+ * So a lost queue pair is not freed but kept, and connected again under its number; and a new one
+ * that the controller refuses keeps its wrong number from being tried again. */
+
+/* control_mutex is held. */
+static bool take_kept(struct hifc_spdk_device *device, uint32_t entries,
+                      struct spdk_nvme_qpair **out)
+{
+    for (uint32_t i = 0; i < HIFC_SPDK_KEPT_MAX; i++) {
+        struct hifc_spdk_kept *kept = &device->kept[i];
+        if (kept->qpair && kept->entries == entries) {
+            *out = kept->qpair;
+            kept->qpair = NULL;
+            if (spdk_nvme_ctrlr_reconnect_io_qpair(*out) == 0) {
+                return true;
+            }
+            spdk_nvme_ctrlr_free_io_qpair(*out);
+        }
+    }
+    *out = NULL;
+    return false;
+}
+
+static void free_kept(struct hifc_spdk_device *device)
+{
+    for (uint32_t i = 0; i < HIFC_SPDK_KEPT_MAX; i++) {
+        if (device->kept[i].qpair) {
+            spdk_nvme_ctrlr_free_io_qpair(device->kept[i].qpair);
+            device->kept[i].qpair = NULL;
+        }
+    }
+}
+
+static struct spdk_nvme_qpair *alloc_new(struct hifc_spdk_device *device,
+                                         const struct spdk_nvme_io_qpair_opts *opts)
+{
+    struct spdk_nvme_qpair *refused[QPAIR_NUMBERS_MAX], *qpair = NULL;
+    uint32_t count = 0;
+    while (count < QPAIR_NUMBERS_MAX && !spdk_nvme_ctrlr_is_failed(device->ctrlr)) {
+        qpair = spdk_nvme_ctrlr_alloc_io_qpair(device->ctrlr, opts, sizeof(*opts));
+        if (!qpair || spdk_nvme_ctrlr_connect_io_qpair(device->ctrlr, qpair) == 0) {
+            break;
+        }
+        refused[count++] = qpair;
+        qpair = NULL;
+        if (ping(device) != 0) {
+            break; /* not the number: it is gone */
+        }
+    }
+    while (count) {
+        spdk_nvme_ctrlr_free_io_qpair(refused[--count]);
+    }
+    return qpair;
+}
 
 static int try_alloc(struct hifc_spdk_device *device, uint32_t entries,
                      struct spdk_nvme_qpair **out, uint32_t *entries_out)
@@ -403,7 +468,6 @@ static int try_alloc(struct hifc_spdk_device *device, uint32_t entries,
     if (rc) {
         return rc;
     }
-    hifc_spdk_log_clear();
     spdk_nvme_ctrlr_get_default_io_qpair_opts(device->ctrlr, &opts, sizeof(opts));
     opts.io_queue_size = entries < opts.io_queue_size ? entries : opts.io_queue_size;
     /* Commands that SPDK cuts in two, or holds back for a moment, take requests of their own. */
@@ -411,11 +475,11 @@ static int try_alloc(struct hifc_spdk_device *device, uint32_t entries,
     opts.create_only = true; /* SPDK 20.07 keeps a dangling pointer when it fails to connect one */
     opts.delay_cmd_submit = true; /* one doorbell for all that was submitted before a poll */
     *entries_out = opts.io_queue_size;
-    *out = spdk_nvme_ctrlr_alloc_io_qpair(device->ctrlr, &opts, sizeof(opts));
-    if (*out && spdk_nvme_ctrlr_connect_io_qpair(device->ctrlr, *out) != 0) {
-        spdk_nvme_ctrlr_free_io_qpair(*out);
-        *out = NULL;
+    if (take_kept(device, opts.io_queue_size, out)) {
+        return 0;
     }
+    hifc_spdk_log_clear();
+    *out = alloc_new(device, &opts);
     return *out ? 0
                 : hifc_fail(-ENODEV, "%s: no queue pair of %u entries: %s; the controller may have "
                             "no more of them, or huge pages are short", device->target.where,
@@ -434,17 +498,46 @@ int hifc_spdk_qpair_alloc(struct hifc_spdk_device *device, uint32_t entries,
     return rc;
 }
 
-void hifc_spdk_qpair_free(struct hifc_spdk_device *device, struct spdk_nvme_qpair *qpair,
-                          bool unanswered)
+void hifc_spdk_qpair_free(struct hifc_spdk_device *device, struct spdk_nvme_qpair *qpair)
 {
     pthread_mutex_lock(&control_mutex);
-    if (device->target.pcie) {
-        /* Deleting the queues needs a controller that answers, and it aborts what is in them. One
-         * that does not answer is stopped by a reset, or nobody may touch the memory again. */
-        if (spdk_nvme_ctrlr_is_failed(device->ctrlr) || (unanswered && ping(device) != 0)) {
-            (void)spdk_nvme_ctrlr_reset(device->ctrlr);
-        }
+    /* Deleting a PCIe queue needs a controller that answers. One that does not is stopped by a
+     * reset, or nobody may touch the memory of its commands again. */
+    if (device->target.pcie &&
+        (spdk_nvme_ctrlr_is_failed(device->ctrlr) || ping(device) != 0)) {
+        (void)spdk_nvme_ctrlr_reset(device->ctrlr);
     }
     spdk_nvme_ctrlr_free_io_qpair(qpair);
     pthread_mutex_unlock(&control_mutex);
+}
+
+bool hifc_spdk_qpair_disconnect(struct hifc_spdk_device *device, struct spdk_nvme_qpair *qpair)
+{
+    bool stopped = true;
+    pthread_mutex_lock(&control_mutex);
+    if (device->target.pcie) {
+        stopped = spdk_nvme_ctrlr_reset(device->ctrlr) == 0;
+        if (stopped) {
+            (void)spdk_nvme_qpair_process_completions(qpair, 0); /* aborts what was in it */
+        }
+    } else {
+        spdk_nvme_ctrlr_disconnect_io_qpair(qpair);
+    }
+    pthread_mutex_unlock(&control_mutex);
+    return stopped;
+}
+
+bool hifc_spdk_qpair_keep(struct hifc_spdk_device *device, struct spdk_nvme_qpair *qpair,
+                          uint32_t entries)
+{
+    bool kept = false;
+    pthread_mutex_lock(&control_mutex);
+    for (uint32_t i = 0; i < HIFC_SPDK_KEPT_MAX && !kept; i++) {
+        if (!device->kept[i].qpair) {
+            device->kept[i] = (struct hifc_spdk_kept){qpair, entries};
+            kept = true;
+        }
+    }
+    pthread_mutex_unlock(&control_mutex);
+    return kept;
 }

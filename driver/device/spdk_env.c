@@ -10,12 +10,15 @@
  * A child of fork() has the memory but none of the threads and must not use any of it.
  *
  * Registered memory counts by region, since several devices may register the same one and SPDK
- * takes it once. Any thread.
+ * takes it once. Queue pairs look it up here, without a lock, since NVMe/TCP does not ask. With
+ * addresses of the device equal to ours (iova_mode "va", which needs an IOMMU for PCIe and no
+ * privilege for the rest) any memory of whole huge pages' size registers. Any thread.
  */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -30,15 +33,16 @@
 #define FREE_HUGE_PAGES_MIN 4l
 
 struct region {
-    uintptr_t base;
-    uint64_t size_bytes;
-    uint32_t count; /* 0: free slot */
+    _Atomic uintptr_t base;
+    _Atomic uint64_t size_bytes; /* 0: nothing is registered; stored last, cleared first */
+    uint32_t count;              /* devices that registered it; 0: free slot */
 };
 
 static pthread_mutex_t env_mutex = PTHREAD_MUTEX_INITIALIZER;
 static bool env_started;
 static uint64_t env_fork_generation;
-static struct region regions[REGIONS_MAX];
+static struct region regions[REGIONS_MAX];  /* changed under the mutex, read without */
+static _Atomic uint32_t region_limit;       /* one above the highest slot ever used */
 
 /* SPDK's sockets send without MSG_NOSIGNAL, so that a target that went away would end the process
  * by SIGPIPE. SPDK is linked into this library and finds this function before the C library's; the
@@ -211,36 +215,44 @@ static struct region *find_region(uintptr_t base, uint64_t size_bytes)
 {
     for (uint32_t i = 0; i < REGIONS_MAX; i++) {
         struct region *region = &regions[i];
-        if (region->count == 0 ? size_bytes == 0
-                               : region->base == base && region->size_bytes == size_bytes) {
+        if (region->count && region->base == base && region->size_bytes == size_bytes) {
             return region;
         }
     }
     return NULL;
 }
 
-static int register_new(const char *uri, uintptr_t base, uint64_t size_bytes)
+/* The mutex is held. */
+static int register_new(const struct hifc_device *device, uintptr_t base, uint64_t size_bytes)
 {
-    struct region *region = find_region(0, 0);
-    if (!region) {
+    struct region *region = regions;
+    while (region < regions + REGIONS_MAX && region->count) {
+        region++;
+    }
+    if (region == regions + REGIONS_MAX) {
         return hifc_fail(-ENOSPC, "%s: %u memory regions are registered already; unregister some, or "
-                         "register larger ones", uri, REGIONS_MAX);
+                         "register larger ones", device->uri, REGIONS_MAX);
     }
     int rc = spdk_mem_register((void *)base, size_bytes);
     if (rc == -EBUSY) {
-        return hifc_fail(-EBUSY, "%s: part of the %llu bytes at %p is registered already; register "
-                         "memory in the same pieces everywhere", uri,
+        return hifc_fail(rc, "%s: part of the %llu bytes at %p is registered already; register "
+                         "memory in the same pieces everywhere", device->uri,
                          (unsigned long long)size_bytes, (void *)base);
     }
     if (rc) {
-        /* SPDK leaves it half registered. */
-        (void)spdk_mem_unregister((void *)base, size_bytes);
+        (void)spdk_mem_unregister((void *)base, size_bytes); /* SPDK leaves it half registered */
         return hifc_fail(rc == -ENOMEM ? rc : -EINVAL, "%s: the %llu bytes at %p cannot be "
-                         "registered (%d); devices need huge pages: use buffers of the pool, or map "
-                         "memory with MAP_HUGETLB", uri, (unsigned long long)size_bytes,
+                         "registered (%d); use buffers of the pool, or huge pages, and check "
+                         "RLIMIT_MEMLOCK", device->uri, (unsigned long long)size_bytes,
                          (void *)base, rc);
     }
-    *region = (struct region){base, size_bytes, 1};
+    region->count = 1;
+    atomic_store(&region->base, base);
+    atomic_store_explicit(&region->size_bytes, size_bytes, memory_order_release);
+    uint32_t index = (uint32_t)(region - regions);
+    if (index >= atomic_load(&region_limit)) {
+        atomic_store(&region_limit, index + 1);
+    }
     return 0;
 }
 
@@ -256,7 +268,7 @@ int hifc_spdk_register(struct hifc_device *device, void *base, uint64_t size_byt
     if (region) {
         region->count++;
     } else {
-        rc = register_new(device->uri, (uintptr_t)base, size_bytes);
+        rc = register_new(device, (uintptr_t)base, size_bytes);
     }
     pthread_mutex_unlock(&env_mutex);
     return rc;
@@ -266,11 +278,12 @@ int hifc_spdk_unregister(struct hifc_device *device, void *base, uint64_t size_b
 {
     int rc = 0;
     pthread_mutex_lock(&env_mutex);
-    struct region *region = size_bytes ? find_region((uintptr_t)base, size_bytes) : NULL;
+    struct region *region = find_region((uintptr_t)base, size_bytes);
     if (!region) {
         rc = hifc_fail(-EINVAL, "%s: no region of %llu bytes is registered at %p", device->uri,
                        (unsigned long long)size_bytes, base);
     } else if (--region->count == 0) {
+        atomic_store(&region->size_bytes, 0);
         rc = spdk_mem_unregister(base, size_bytes);
         if (rc) {
             rc = hifc_fail(rc, "%s: SPDK does not unregister the %llu bytes at %p (%d)",
@@ -279,4 +292,37 @@ int hifc_spdk_unregister(struct hifc_device *device, void *base, uint64_t size_b
     }
     pthread_mutex_unlock(&env_mutex);
     return rc;
+}
+
+/* How many of the bytes from at on are registered, as far as the region reaches that *index names;
+ * if it is another one, *index becomes that. */
+static uint64_t registered_run(uintptr_t at, uint32_t *index)
+{
+    uint32_t limit = atomic_load_explicit(&region_limit, memory_order_acquire);
+    for (uint32_t i = 0, slot = *index; i < limit; i++, slot = slot + 1 < limit ? slot + 1 : 0) {
+        struct region *region = &regions[slot];
+        uint64_t size = atomic_load_explicit(&region->size_bytes, memory_order_acquire);
+        uint64_t position = at - atomic_load_explicit(&region->base, memory_order_relaxed);
+        if (position < size) {
+            *index = slot;
+            return size - position;
+        }
+    }
+    return 0;
+}
+
+bool hifc_spdk_is_registered(const void *memory, uint64_t size_bytes, uint32_t *index)
+{
+    uintptr_t at = (uintptr_t)memory;
+    for (;;) {
+        uint64_t run = registered_run(at, index);
+        if (run >= size_bytes) {
+            return true;
+        }
+        if (run == 0) {
+            return false;
+        }
+        at += run;
+        size_bytes -= run;
+    }
 }

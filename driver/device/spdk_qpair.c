@@ -12,8 +12,8 @@
  *   - every command taken is in exactly one list: running, oldest first, or ready, which the
  *     next poll hands out: what was refused, and what SPDK completed from within submit;
  *   - io->done is called when the last piece came back, from within poll or close;
- *   - once lost, a queue pair of SPDK is freed, which stops every transfer, before its commands
- *     complete with an error.
+ *   - once lost, a queue pair of SPDK is disconnected, which stops every transfer, before its
+ *     commands complete with an error.
  *
  * A command that outlives the timeout loses the queue pair: the transport has no other way to get
  * the buffer back. The engine above opens another one.
@@ -41,9 +41,10 @@ struct list {
 
 struct hifc_spdk_qpair {
     struct hifc_qpair base;
-    struct spdk_nvme_qpair *qpair; /* NULL: lost and freed */
+    struct spdk_nvme_qpair *qpair; /* NULL: lost */
     struct spdk_nvme_ns *ns;
     struct list running, ready;
+    uint32_t entries;
     uint32_t depth;       /* commands taken at most ... */
     uint32_t pieces_max;  /* ... and of SPDK's commands */
     uint32_t inflight, pieces;
@@ -52,6 +53,7 @@ struct hifc_spdk_qpair {
     uint32_t timeout_ms, now_ms;
     uint32_t lba_shift;
     uint32_t boundary_bytes;
+    uint32_t region; /* that memory was in last */
     int lost;             /* negative errno */
     bool submitting, closing, vectored, read_only;
     struct { /* where SPDK is in the list of the command that it takes */
@@ -235,21 +237,13 @@ static uint32_t count_pieces(const struct hifc_spdk_qpair *qpair, const struct h
 }
 
 /* Registered memory, no element empty: what SPDK would choke on, or TCP take and PCIe refuse. */
-static bool memory_is_fit(struct hifc_io *io)
+static bool memory_is_fit(struct hifc_spdk_qpair *qpair, struct hifc_io *io)
 {
     for (uint32_t i = 0; i < io->iov_count; i++) {
-        uint8_t *at = io->iov[i].iov_base;
-        uint64_t left = io->iov[i].iov_len;
-        if (left == 0) {
+        struct iovec *iov = &io->iov[i];
+        if (!iov->iov_len ||
+            !hifc_spdk_is_registered(iov->iov_base, iov->iov_len, &qpair->region)) {
             return false;
-        }
-        while (left) {
-            uint64_t run = left;
-            if (spdk_vtophys(at, &run) == SPDK_VTOPHYS_ERROR) {
-                return false;
-            }
-            at += run;
-            left -= run;
         }
     }
     return true;
@@ -365,7 +359,7 @@ static bool take(struct hifc_spdk_qpair *qpair, struct hifc_io *io)
         return false;
     }
     bool fit = hifc_io_check(&qpair->base.device->geometry, io, qpair->read_only);
-    if (fit && !memory_is_fit(io)) {
+    if (fit && !memory_is_fit(qpair, io)) {
         fit = hifc_io_refuse(io, -EINVAL, HIFC_SCT_GENERIC, HIFC_SC_INVALID_FIELD);
     }
     if (fit && qpair->pieces && qpair->pieces + count_pieces(qpair, io) > qpair->pieces_max) {
@@ -394,6 +388,11 @@ uint32_t hifc_spdk_submit(struct hifc_qpair *base, struct hifc_io *const *ios, u
     bool outer = qpair->submitting;
     qpair->submitting = true;
     qpair->now_ms = clock_ms();
+    /* SPDK would hold commands back for when the queue pair is connected again. */
+    if (!qpair->lost &&
+        spdk_nvme_qpair_get_failure_reason(qpair->qpair) != SPDK_NVME_QPAIR_FAILURE_NONE) {
+        qpair->lost = -ENODEV;
+    }
     while (taken < count && take(qpair, ios[taken])) {
         taken++;
     }
@@ -403,32 +402,35 @@ uint32_t hifc_spdk_submit(struct hifc_qpair *base, struct hifc_io *const *ios, u
 
 /* ---- poll ------------------------------------------------------------------------------------ */
 
-/* Gives SPDK's queue pair back; everything in flight completes. */
-static void release(struct hifc_spdk_qpair *qpair, bool unanswered)
+/* Whatever SPDK still has completes. */
+static void release(struct hifc_spdk_qpair *qpair)
 {
     struct hifc_spdk_device *device = (struct hifc_spdk_device *)qpair->base.device;
     struct spdk_nvme_qpair *spdk_qpair = qpair->qpair;
     qpair->qpair = NULL;
-    hifc_spdk_qpair_free(device, spdk_qpair, unanswered);
+    hifc_spdk_qpair_free(device, spdk_qpair);
     /* None should be left; one that SPDK forgot is not to be waited for in vain. */
     while (qpair->running.head) {
         struct hifc_io *io = qpair->running.head;
-        if (!io->error) {
-            hifc_io_set(io, -EIO, HIFC_SCT_GENERIC, HIFC_SC_ABORTED_SQ_DELETION);
-        }
+        hifc_io_set(io, -EIO, HIFC_SCT_GENERIC, HIFC_SC_ABORTED_SQ_DELETION);
         settle(qpair, io);
     }
-    deliver(qpair);
 }
 
 static int lose(struct hifc_spdk_qpair *qpair, int code)
 {
+    struct hifc_spdk_device *device = (struct hifc_spdk_device *)qpair->base.device;
     qpair->lost = code;
     if (qpair->qpair) {
-        release(qpair, code == -ETIMEDOUT);
-    } else {
-        deliver(qpair);
+        bool stopped = hifc_spdk_qpair_disconnect(device, qpair->qpair);
+        if (stopped && qpair->pieces == 0 &&
+            hifc_spdk_qpair_keep(device, qpair->qpair, qpair->entries)) {
+            qpair->qpair = NULL;
+        } else {
+            release(qpair);
+        }
     }
+    deliver(qpair);
     return code;
 }
 
@@ -493,7 +495,6 @@ int hifc_spdk_qpair_open(struct hifc_device *base, uint32_t depth, uint32_t comm
                          struct hifc_qpair **out)
 {
     struct hifc_spdk_device *device = (struct hifc_spdk_device *)base;
-    uint32_t entries = 0;
     if (depth == 0 || depth > DEPTH_MAX) {
         return hifc_fail(-EINVAL, "%s: queue depth %u; it must be 1 to %u", base->uri, depth,
                          DEPTH_MAX);
@@ -503,18 +504,18 @@ int hifc_spdk_qpair_open(struct hifc_device *base, uint32_t depth, uint32_t comm
         return hifc_fail(-ENOMEM, "%s: out of memory for a queue pair", base->uri);
     }
     /* Room for commands that become several; one entry of a PCIe queue always stays empty. */
-    int rc = hifc_spdk_qpair_alloc(device, 2 * depth + 1, &qpair->qpair, &entries);
+    int rc = hifc_spdk_qpair_alloc(device, 2 * depth + 1, &qpair->qpair, &qpair->entries);
     rc = rc ? rc : check_namespace(device, &qpair->ns);
     if (rc) {
         if (qpair->qpair) {
-            hifc_spdk_qpair_free(device, qpair->qpair, false);
+            hifc_spdk_qpair_free(device, qpair->qpair);
         }
         free(qpair);
         return rc;
     }
     qpair->base.device = base;
     qpair->depth = depth;
-    qpair->pieces_max = device->target.pcie ? entries - 1 : entries;
+    qpair->pieces_max = device->target.pcie ? qpair->entries - 1 : qpair->entries;
     qpair->timeout_ms = command_timeout_ms;
     qpair->lba_shift = (uint32_t)__builtin_ctz(base->geometry.lba_bytes);
     qpair->boundary_bytes = is_power_of_two(device->boundary_bytes) ? device->boundary_bytes : 0;
@@ -533,7 +534,7 @@ void hifc_spdk_qpair_close(struct hifc_qpair *base)
     qpair->closing = true;
     deliver(qpair);
     if (qpair->qpair) {
-        release(qpair, qpair->pieces > 0);
+        release(qpair);
     }
     deliver(qpair);
     free(qpair);

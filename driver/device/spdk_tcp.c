@@ -19,7 +19,7 @@
 #include "device/spdk.h"
 #include "error.h"
 
-#define PROBE_TIMEOUT_MS 3000
+#define PROBE_TIMEOUT_MS 5000
 #define PDU_IC_REQ 0x00u
 #define PDU_IC_RESP 0x01u
 #define IC_BYTES 128u

@@ -17,12 +17,12 @@
 #include <netdb.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "device/lock.h"
 #include "device/spdk.h"
 #include "error.h"
+#include "run_folder.h"
 
 /* ---- URIs ------------------------------------------------------------------------------------ */
 
@@ -74,6 +74,37 @@ static int parse_pcie(const struct hifc_uri *uri, struct hifc_spdk_target *out)
         *c = (char)tolower((unsigned char)*c);
     }
     snprintf(out->trid.traddr, sizeof(out->trid.traddr), "%.12s", out->where);
+    return 0;
+}
+
+/* Whether SPDK may have the drive: it does DMA to addresses of ours, which only an IOMMU makes
+ * sense of. Without one it would overwrite whatever has that physical address. */
+int hifc_spdk_check_pcie(const struct hifc_spdk_target *target)
+{
+    const char *bdf = target->where;
+    char path[96], link[256] = "", name[32] = "";
+    snprintf(path, sizeof(path), "/sys/bus/pci/devices/%.12s", bdf);
+    if (access(path, F_OK) != 0) {
+        return hifc_fail(-ENODEV, "%s: there is no such PCI device; lspci -D lists them", bdf);
+    }
+    snprintf(path, sizeof(path), "/sys/bus/pci/devices/%.12s/driver", bdf);
+    ssize_t length = readlink(path, link, sizeof(link) - 1);
+    const char *driver = length > 0 ? strrchr(link, '/') + 1 : "no driver";
+    if (strcmp(driver, "vfio-pci") != 0) {
+        return hifc_fail(-EBUSY, "%s: %s has it, not vfio-pci; bind it: hifc-admin bind %s", bdf,
+                         driver, bdf);
+    }
+    snprintf(path, sizeof(path), "/sys/bus/pci/devices/%.12s/iommu_group/name", bdf);
+    FILE *file = fopen(path, "re");
+    if (file) {
+        (void)!fgets(name, sizeof(name), file);
+        fclose(file);
+    }
+    snprintf(path, sizeof(path), "/sys/bus/pci/devices/%.12s/iommu_group", bdf);
+    if (access(path, F_OK) != 0 || strncmp(name, "vfio-noiommu", 12) == 0) {
+        return hifc_fail(-ENOTSUP, "%s: no IOMMU stands before it; turn it on in the firmware and on "
+                         "the kernel's command line (intel_iommu=on)", bdf);
+    }
     return 0;
 }
 
@@ -166,35 +197,10 @@ int hifc_spdk_target_parse(const struct hifc_uri *uri, struct hifc_spdk_target *
 
 /* ---- the lock -------------------------------------------------------------------------------- */
 
-/* Makes the folder if need be. One that somebody else made must be root's: /tmp is anybody's. */
-static bool usable(const char *folder)
-{
-    struct stat status;
-    (void)mkdir(folder, 0755);
-    return lstat(folder, &status) == 0 && S_ISDIR(status.st_mode) &&
-           (status.st_uid == 0 || status.st_uid == geteuid()) &&
-           access(folder, R_OK | W_OK | X_OK) == 0;
-}
-
-/* The first of these that one may write to; /run/hifc where it can be, since locks in two places do
- * not see each other. */
-static int find_folder(char *out, size_t size)
-{
-    static const char *const folders[] = {"/run/hifc", "/run/user/%u/hifc", "/tmp/hifc-%u"};
-    for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
-        snprintf(out, size, folders[i], geteuid());
-        if (usable(out)) {
-            return 0;
-        }
-    }
-    return hifc_fail(-EACCES, "spdk: neither /run/hifc nor %s can be written to, and a lock must lie "
-                     "there; as root: install -d -g GROUP -m 2775 /run/hifc", out);
-}
-
 int hifc_spdk_lock(const struct hifc_spdk_target *target, bool shared)
 {
     char folder[64], path[300], key[400];
-    int rc = find_folder(folder, sizeof(folder));
+    int rc = hifc_run_folder(folder, sizeof(folder));
     if (rc) {
         return rc;
     }
