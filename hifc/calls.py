@@ -6,6 +6,7 @@ Every call is counted in and out of the handle, so that close never pulls memory
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import time
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from hifc import batch, driver
 from hifc.driver import Request
-from hifc.errors import BackPressure, CorruptionError, InvalidRequest, error_of
+from hifc.errors import BackPressure, CorruptionError, InvalidRequest, WaitTimeout, error_of
 from hifc.handle import Handle
 from hifc.memory import Buffer, ByteArray, Memory, copy_memory, memory_of
 from hifc.request import Answer, Op
@@ -126,8 +127,20 @@ class Calls:
                 self._handle.leave()
             if status not in again or time.monotonic() > deadline:
                 return status
-            time.sleep(delay)
+            self._pause(delay)
             delay = min(2 * delay, DELAY_MAX_S)
+
+    def _pause(self, delay_s: float) -> None:
+        """Lets what is in flight go on. Driven inline, nobody else may poll meanwhile."""
+        if self._handle.reactor:
+            time.sleep(delay_s)
+            return
+        self._handle.enter()
+        try:
+            with contextlib.suppress(WaitTimeout):
+                self._lib.hifc_drain(self._handle.pointer, int(delay_s * 1e6))
+        finally:
+            self._handle.leave()
 
     def _once(self, request: Request, keep: object) -> int:
         handle = self._handle

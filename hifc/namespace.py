@@ -210,7 +210,7 @@ class Namespace(Calls):
                     f"get of key {name.hex()} on {self.uri}: still {found.name} after "
                     f"{PENDING_WAIT_S:.0f} s; is a reservation neither committed nor aborted?"
                 )
-            time.sleep(delay)
+            self._pause(delay)
             delay = min(2 * delay, DELAY_MAX_S)
 
     def _get(self, name: bytes, target: Memory | None) -> ByteArray | Answer:
@@ -253,7 +253,7 @@ class Namespace(Calls):
                     f"get_range of key {name.hex()} on {self.uri}: still {found.name} after "
                     f"{PENDING_WAIT_S:.0f} s"
                 )
-            time.sleep(DELAY_MAX_S)
+            self._pause(DELAY_MAX_S)
 
     def delete(self, key: Any) -> bool:
         """Removes the value. True if there was one."""

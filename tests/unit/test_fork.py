@@ -10,6 +10,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -131,3 +132,20 @@ def test_memory_of_the_parent_outlives_the_child(device: Opener) -> None:
 
     in_child(child)
     assert (buffer == 5).all()
+
+
+def test_a_child_opens_a_namespace_of_its_own(ns: Namespace, tmp_path: Path) -> None:
+    """As a worker that was started by fork does."""
+    ns.put(KEY, b"parent")
+    uri = f"file://{tmp_path}/own.img"
+
+    def child() -> None:
+        Namespace.format(f"{uri}?size=64MiB", segment_size="2MiB")
+        with Namespace.open(uri, pool_size="16MiB") as own:
+            assert own.put(KEY, b"child") is Answer.OK
+            assert bytes(own.get(KEY)) == b"child"
+
+    in_child(child)
+    assert bytes(ns.get(KEY)) == b"parent"
+    with Namespace.open(uri, pool_size="16MiB") as own:
+        assert bytes(own.get(KEY)) == b"child"

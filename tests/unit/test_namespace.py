@@ -4,7 +4,12 @@
 from __future__ import annotations
 
 import gc
+import os
+import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -343,6 +348,23 @@ def test_full_queues_are_answered_retry(device: Opener) -> None:
     assert {int(t.raise_for_errors().answers[0]) for t in tickets} <= {Answer.OK, Answer.RETRY}
 
 
+@pytest.mark.parametrize("drive", ["reactor", "inline"])
+def test_synchronous_calls_outwait_what_is_in_flight(device: Opener, drive: str) -> None:
+    """Nobody waits for the ticket; driven inline, nobody else polls either."""
+    ns = device.open(requests_max=8, drive=drive)
+    rows = ns.buffer(8 * 65536).reshape(8, 65536)
+    rows[:] = value(1, rows.size).reshape(rows.shape)
+    ticket = ns.put_many(keys_of(8), rows)
+    started = time.monotonic()
+    assert ns.put(key(100), b"x") is Answer.OK  # Retry at first
+    again = ns.put_many(keys_of(7, 10), rows[:7])
+    assert (ns.get(key(10)) == rows[0]).all()  # pending at first
+    assert ns.delete(key(11))
+    assert time.monotonic() - started < 5
+    assert ticket.wait(10)
+    assert again.wait(10)
+
+
 def test_prepared_requests(ns: Namespace) -> None:
     count, size = 32, 4096
     memory = ns.buffer(count * size).reshape(count, size)
@@ -637,3 +659,76 @@ def test_read_only_changes_nothing(device: Opener) -> None:
             ns.delete(key(1))
     with device.open() as ns:
         assert ns.exists(key(1))
+
+
+def test_detach_from_outside(ram: Opener) -> None:
+    """What hifc-admin detach does: calls refuse, memory stays, close is in order."""
+    ns = ram.open()
+    buffer = ns.buffer(1 << 20)
+    buffer[:] = 3
+    ns.put(key(1), buffer)
+    ticket = ns.put_many([key(2)], [b"y" * 100_000])
+    reservation = ns.reserve(key(3), 4096)
+    folders = (
+        Path("/run/hifc"),
+        Path(f"/run/user/{os.getuid()}/hifc"),
+        Path(f"/tmp/hifc-{os.getuid()}"),
+    )
+    sockets = [path for folder in folders for path in folder.glob(f"{os.getpid()}-*.sock")]
+    for path in sockets:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+            connection.sendall(b"hello\n")
+            if ns.uri.encode() not in connection.recv(4096):
+                continue
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+            connection.sendall(b"detach\n")
+            assert b'"ok": true' in connection.recv(4096)
+    for call in (lambda: ns.get(key(1)), ns.stats, lambda: ns.buffer(1), reservation.commit):
+        with pytest.raises(ClosedError, match="detached"):
+            call()
+    assert ticket.wait(10)
+    assert ticket.ok
+    ns.close()
+    assert (buffer == 3).all()
+    with ram.open() as again:
+        assert again.exists(key(1))
+        assert again.exists(key(2))
+        assert not again.exists(key(3))
+
+
+def test_interrupt_while_waiting(ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C: the request ends in its own time, and its memory comes back then."""
+    handle = ns._handle
+
+    def interrupt(*_arguments: object) -> bool:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(handle, "wait", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ns.put(key(1), value(1, 1 << 20))
+    assert len(handle.dropped) == 1
+    assert ns.get(key(1)).tobytes() == value(1, 1 << 20).tobytes()
+    gc.collect()
+    assert ns.stats().buffer_used_bytes < 1 << 20
+    assert not handle.dropped
+
+
+def test_exit_without_close_loses_nothing(tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/kv.img"
+    Namespace.format(f"{uri}?size=64MiB", segment_size="2MiB")
+    code = (
+        "import hifc, sys\n"
+        "ns = hifc.Namespace.open(sys.argv[1], pool_size='16MiB')\n"
+        "buffer = ns.buffer(1 << 20)\n"
+        "ns.put(b'1' * 16, b'kept')\n"
+        "ticket = ns.put_many([b'2' * 16], [buffer])\n"
+        "ns.put_many([b'3' * 16], [buffer])\n"
+        "room = ns.reserve(b'4' * 16, 4096)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, uri], check=True, timeout=60)
+    with Namespace.open(uri, pool_size="16MiB") as ns:
+        assert ns.stats().recovery_dropped == 0
+        assert ns.lookup([c * 16 for c in (b"1", b"2", b"3", b"4")]).tolist() == [0, 0, 0, 1]
