@@ -24,7 +24,11 @@ pytestmark = pytest.mark.spdk
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 120
-SLOW = {"an_idle_device_is_kept_alive"}
+SLOW = {
+    "an_idle_device_is_kept_alive",
+    "a_stopped_target_times_out_and_comes_back",
+    "a_stopped_target_can_be_left",
+}
 
 
 def _names(source: str, using: str = "") -> list[str]:
