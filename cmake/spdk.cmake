@@ -25,6 +25,11 @@ if(SPDK_FOUND)
   set(HIFC_SPDK_INCLUDE_DIRS ${SPDK_STATIC_INCLUDE_DIRS} ${SPDK_INCLUDE_DIRS})
   # The constructors that register transports and sockets are referenced by nobody.
   set(HIFC_SPDK_LINK_OPTIONS ${SPDK_STATIC_LDFLAGS})
+  # Newer releases want to be told how large the struct is that they fill.
+  include(CheckStructHasMember)
+  set(CMAKE_REQUIRED_INCLUDES ${HIFC_SPDK_INCLUDE_DIRS})
+  check_struct_has_member("struct spdk_env_opts" opts_size "spdk/env.h" HIFC_SPDK_ENV_OPTS_SIZE)
+  unset(CMAKE_REQUIRED_INCLUDES)
   message(STATUS "SPDK: ${SPDK_VERSION} ${SPDK_PREFIX}")
 elseif(HIFC_SPDK STREQUAL "on")
   message(FATAL_ERROR "HIFC_SPDK=on but no SPDK was found: run tools/build_spdk and pass "
