@@ -96,7 +96,7 @@ struct bench_bare *bench_bare_create(const struct bench_bare_options *options)
 
 void bench_bare_destroy(struct bench_bare *bare)
 {
-    hifc_spdk_qpair_free((struct hifc_spdk_device *)bare->options.device, bare->qpair, false);
+    hifc_spdk_qpair_free((struct hifc_spdk_device *)bare->options.device, bare->qpair);
     free(bare);
 }
 
