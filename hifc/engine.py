@@ -16,7 +16,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,6 +42,9 @@ from hifc.prefetch import HiFCPrefetcher
 from hifc.request import Answer, BlockClass, class_of, key_bytes
 from hifc.ticket import Ticket
 from hifc.units import format_size, page_up
+
+if TYPE_CHECKING:
+    from hifc.integrations.transformers import HiFCCache
 
 # A batch that leaves memory is tried again this often where queues or device answer Retry.
 SWAP_OUT_TRIES = 8
@@ -228,6 +231,25 @@ class HiFC:
         with self._lock:
             self._write([b for b in self.blocks.residents() if b.cls == "reuse"])
             self.namespace.sync()
+
+    # ---- models
+
+    def cache(self, model_config: Any, max_tokens: int, **options: Any) -> HiFCCache:
+        """A KV cache for model.generate(past_key_values=cache) of transformers, in this namespace.
+
+        model_config: the model's. max_tokens: prompt and new tokens together, less one. options:
+        those of HiFCCache; resident, slots, block_tokens and salt come from the configuration
+        unless given.
+        """
+        from hifc.integrations.transformers import HiFCCache
+
+        options.setdefault("resident", self.config.resident_ratio)
+        options.setdefault("slots", self.config.staging_layers)
+        options.setdefault("salt", bytes.fromhex(self.config.salt))
+        options.setdefault("metrics", self.metrics)
+        if self.config.block_tokens != Config.block_tokens:
+            options.setdefault("block_tokens", self.config.block_tokens)
+        return HiFCCache(self.namespace, model_config, max_tokens, **options)
 
     # ---- the end
 

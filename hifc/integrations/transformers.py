@@ -1,0 +1,476 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HiFCCache: the KV cache of a Hugging Face transformers model, most of it on flash, exact.
+
+    with hifc.HiFC({"device": "file:///var/lib/hifc/kv?size=8GiB"}) as engine:
+        cache = engine.cache(model.config, max_tokens=8192)
+        model.generate(**inputs, past_key_values=cache)
+
+Logits are bitwise those of transformers' DynamicCache in a run with the same prefill partition,
+dtype, attention function and batch. A cache serves one generate at a time, as a model does.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import json
+import weakref
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
+
+from hifc import prefix
+from hifc.blocks import KeyScheme
+from hifc.errors import ConfigError, InvalidRequest, NotSupported
+from hifc.layer_plan import SLOTS, KVShape, StreamPlan, make_plan
+from hifc.metrics import Metrics
+from hifc.namespace import Namespace
+from hifc.stream_edits import KVStream
+
+RESIDENT = 0.27
+DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+LAYOUT = "layer-major [layer][K|V][head][token][dim]"
+_WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
+
+# Streams whose cache was dropped while requests were in flight.
+_orphans: collections.deque[KVStream] = collections.deque()
+
+
+class _Core:
+    """What the cache and its layers share; it outlives them where requests are in flight."""
+
+    def __init__(
+        self, namespace: Namespace, settings: dict[str, Any], scheme: dict[str, Any]
+    ) -> None:
+        self.namespace = namespace
+        self.settings = settings
+        self.scheme = scheme
+        self.stream: KVStream | None = None
+        self.max_tokens: int = settings["max_tokens"]
+        self.closed = False
+        self.totals: dict[str, int] = dict.fromkeys(
+            ("total_access", "prefetch_hit", "written_bytes", "read_bytes"), 0
+        )
+
+    def plan(self, shape: KVShape) -> StreamPlan:
+        return make_plan(shape, **self.settings)
+
+    def open(self, shape: KVShape, dtype: torch.dtype) -> KVStream:
+        """The stream for a batch of that shape; a new one if it is another shape."""
+        stream = self.stream
+        if stream is not None:
+            if stream.plan.shape == shape and stream.dtype == dtype:
+                return stream
+            if stream.lengths[0]:
+                raise InvalidRequest(
+                    f"the cache holds {stream.lengths[0]} tokens of {stream.plan.shape.rows} rows "
+                    f"in {DTYPES[stream.dtype]}, now {shape.rows} rows in {DTYPES[dtype]} came: "
+                    "call reset() first (a loaded prefix serves one row, no beams)"
+                )
+            self.close()
+        if self.closed:
+            raise InvalidRequest("this cache is closed: make a new one")
+        plan = self.plan(shape)
+        reap_orphans(wait=True)
+        scheme = KeyScheme(
+            **self.scheme, dtype=DTYPES[dtype], layout=LAYOUT, block_tokens=plan.block_tokens
+        )
+        self.stream = KVStream(self.namespace, plan, dtype, scheme)
+        return self.stream
+
+    def count(self) -> dict[str, int]:
+        """Totals over all streams so far."""
+        stream = self.stream
+        if stream is None:
+            return self.totals
+        return {name: value + getattr(stream, name) for name, value in self.totals.items()}
+
+    def close(self) -> None:
+        """Deletes what is on the device, gives the memory back."""
+        self.totals = self.count()
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            stream.close()
+
+    def abandon(self) -> None:
+        """The cache was dropped. Finalizers must not wait, so somebody else may have to."""
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            _orphans.append(stream)
+            reap_orphans(wait=False)
+
+
+def reap_orphans(wait: bool) -> None:
+    """Closes streams whose cache was dropped; without wait only those with nothing in flight."""
+    for _ in range(len(_orphans)):
+        try:
+            stream = _orphans.popleft()
+        except IndexError:
+            return
+        if wait or stream.namespace.closed or all(ticket.done() for ticket in stream.in_flight()):
+            stream.close()
+        else:
+            _orphans.append(stream)
+
+
+class HiFCLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer, as transformers looks at it. The work is done by the cache."""
+
+    is_compileable = False
+    is_croppable = True
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(self, core: _Core, index: int) -> None:
+        self._core = core
+        self._index = index
+
+    @property
+    def is_initialized(self) -> bool:
+        """True once there is memory for the layer."""
+        return self._core.stream is not None
+
+    @property
+    def keys(self) -> NoReturn:
+        """Not there: they are on flash."""
+        raise AttributeError("HiFC keeps keys on flash: a layer's `keys` are not available")
+
+    @property
+    def values(self) -> NoReturn:
+        """Not there: they are on flash."""
+        raise AttributeError("HiFC keeps values on flash: a layer's `values` are not available")
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing: the whole cache gets its memory at once."""
+
+    def update(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        """Not alone."""
+        self._refuse("update")
+
+    def get_seq_length(self) -> int:
+        """Tokens of this layer."""
+        stream = self._core.stream
+        return 0 if stream is None else stream.lengths[self._index]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(tokens after this query, offset 0)."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        """max_tokens."""
+        return self._core.max_tokens
+
+    def reset(self) -> NoReturn:
+        """Not alone."""
+        self._refuse("reset")
+
+    def crop(self, *_args: Any) -> NoReturn:
+        """Not alone."""
+        self._refuse("crop")
+
+    def reorder_cache(self, *_args: Any) -> NoReturn:
+        """Not alone."""
+        self._refuse("reorder_cache")
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise NotSupported(f"{name} of one layer: layers are streamed together, call cache.{name}")
+
+
+class HiFCCache(Cache):  # type: ignore[misc]
+    """A cache for model.generate(past_key_values=cache), cache=cache, and forward.
+
+    namespace: where the KV goes. config: the model's. max_tokens: prompt and new tokens together,
+    less one. batch_size: rows, beams counted; only a first check, the first forward decides.
+    resident: what may stay in memory, as a ratio of the whole (float) or in bytes (int, "90MiB").
+    block_tokens: tokens of a block (256, or fewer where the budget wants it); slots: rotating
+    layers, 2 or more. model_id, lora, salt: see save_prefix. metrics: counters to add to.
+
+    ConfigError: a model or a budget that this cannot do, with the reason and the least budget.
+    """
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        config: Any,
+        max_tokens: int,
+        *,
+        batch_size: int = 1,
+        resident: float | int | str = RESIDENT,
+        block_tokens: int | None = None,
+        slots: int = SLOTS,
+        model_id: str | None = None,
+        lora: str = "",
+        salt: bytes = b"",
+        metrics: Metrics | None = None,
+    ) -> None:
+        text = config.get_text_config(decoder=True)
+        self._shape = _shape_of(text, batch_size)
+        self._dtype = _dtype_of(text)
+        self._identity = model_id, config
+        self.metrics = Metrics() if metrics is None else metrics
+        settings = {
+            "max_tokens": max_tokens,
+            "resident": resident,
+            "block_tokens": block_tokens,
+            "slots": slots,
+        }
+        scheme = {
+            "model": "",
+            "lora": lora,
+            "position": _plain(getattr(text, "rope_parameters", None)),
+            "salt": salt,
+        }
+        self._core = _Core(namespace, settings, scheme)
+        self._core.plan(self._shape)
+        self._last = self._shape.layers - 1
+        self._counted = self._core.count()
+        super().__init__(layers=[HiFCLayer(self._core, i) for i in range(self._shape.layers)])
+        weakref.finalize(self, self._core.abandon)
+
+    # ---- what a model and generate call
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_args: Any,
+        **_kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Appends [rows, heads, new, dim] to a layer; returns all its keys and values.
+
+        They are valid until the next layer's update. InvalidRequest, before anything changed:
+        max_tokens is exceeded.
+        """
+        stream = self._core.stream
+        if layer_idx == 0 or stream is None:
+            stream = self._ready(key_states, value_states)
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                found = stream.update(layer_idx, key_states.detach(), value_states.detach())
+        else:
+            found = stream.update(layer_idx, key_states, value_states)
+        if layer_idx == self._last:
+            self._count()
+        return found
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens held."""
+        stream = self._core.stream
+        return 0 if stream is None else stream.lengths[layer_idx]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Removes the last -tokens_to_remove tokens; 0 removes none."""
+        if tokens_to_remove > 0:
+            raise ValueError(
+                f"crop({tokens_to_remove}): give a negative count, how many tokens to remove"
+            )
+        if self._core.stream is not None and tokens_to_remove < 0:
+            self._core.stream.crop(-tokens_to_remove)
+
+    def reset(self) -> None:
+        """Empty, as new. Memory is kept for the next run."""
+        if self._core.stream is not None:
+            self._core.stream.reset()
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Row i continues what was row beam_idx[i]: beam search."""
+        if self._core.stream is not None:
+            self._core.stream.reorder(beam_idx.to("cpu", torch.int64).numpy())
+
+    def batch_repeat_interleave(self, repeats: int) -> NoReturn:
+        """Not supported."""
+        raise NotSupported(
+            "batch_repeat_interleave: a HiFC cache keeps its batch size; expand the input ids "
+            "before the prefill, as generate does for beams"
+        )
+
+    def batch_select_indices(self, indices: torch.Tensor) -> NoReturn:
+        """Not supported."""
+        raise NotSupported(
+            "batch_select_indices: a HiFC cache keeps its batch size; use one cache a group"
+        )
+
+    # ---- prefixes
+
+    def save_prefix(self, token_ids: Any) -> int:
+        """Stores the KV of token_ids, the first tokens in this cache, to be found again by any
+        process with the same model, dtype, block length, LoRA and salt.
+
+        token_ids: ints of shape (n,) or (1, n). Returns how many can be found, see prefix.save.
+        ConfigError: the model's weights have no name of their own; give model_id then.
+        """
+        stream = self._identified()
+        return prefix.save(stream, _tokens(token_ids))
+
+    def load_prefix(self, token_ids: Any) -> int:
+        """Begins this empty cache with the longest stored prefix of a prompt; returns its length,
+        0 if there is none. Give generate the whole prompt all the same."""
+        tokens = _tokens(token_ids)
+        found = prefix.load(self._identified(), tokens)
+        self._count()
+        return found
+
+    # ---- memory and counters
+
+    @property
+    def plan(self) -> StreamPlan:
+        """Which layers stay, and what that takes."""
+        stream = self._core.stream
+        return self._core.plan(self._shape) if stream is None else stream.plan
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory for KV now: pinned layers, slots, tails, the namespace's pages."""
+        stream = self._core.stream
+        return 0 if stream is None else stream.resident_bytes()
+
+    @property
+    def resident_peak_bytes(self) -> int:
+        """The highest that it was."""
+        stream = self._core.stream
+        return 0 if stream is None else stream.resident_peak_bytes()
+
+    @property
+    def total_kv_bytes(self) -> int:
+        """KV of the tokens held now: what a cache in memory would take."""
+        return self.get_seq_length() * self.plan.shape.token_bytes
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """total_access: loads of a layer that attention wanted, prefetch_hit: those that were
+        there when it asked; written_bytes, read_bytes: of KV, to and from the device."""
+        return self._core.count()
+
+    def close(self) -> None:
+        """Deletes what is on the device and gives the memory back. Idempotent."""
+        self._core.close()
+        self._core.closed = True
+
+    def __repr__(self) -> str:
+        return f"<HiFCCache {self.get_seq_length()} tokens, {self.plan.describe()}>"
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise NotSupported(
+            "a HiFC cache cannot be copied: save_prefix(ids), then load_prefix(ids) in another"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise NotSupported("a HiFC cache cannot be pickled: use save_prefix and load_prefix")
+
+    # ---- inside
+
+    def _ready(self, keys: torch.Tensor, values: torch.Tensor) -> KVStream:
+        shape = self._shape
+        rows, heads, _, dim = keys.shape
+        if keys.dtype not in DTYPES:
+            raise ConfigError(f"dtype {keys.dtype}: a KV cache is {', '.join(DTYPES.values())}")
+        if keys.device.type != "cpu":
+            raise NotSupported(
+                f"the model is on {keys.device}: this cache takes a model on the CPU so far"
+            )
+        if keys.shape != values.shape or (heads, dim) != (shape.heads, shape.head_dim):
+            raise ConfigError(
+                f"keys {tuple(keys.shape)} and values {tuple(values.shape)} are not of the "
+                f"{shape.heads} heads of {shape.head_dim} that the configuration tells"
+            )
+        return self._core.open(
+            KVShape(shape.layers, heads, dim, keys.element_size(), rows), keys.dtype
+        )
+
+    def _identified(self) -> KVStream:
+        """The stream, its keys bound to the identity of the model."""
+        scheme = self._core.scheme
+        if not scheme["model"]:
+            scheme["model"], scheme["revision"] = identity_of(*self._identity)
+        stream = self._core.stream
+        if stream is None:
+            stream = self._core.open(self._shape, self._dtype)
+        if not stream.scheme.model:
+            plan, dtype = stream.plan, stream.dtype
+            stream.scheme = KeyScheme(
+                **scheme, dtype=DTYPES[dtype], layout=LAYOUT, block_tokens=plan.block_tokens
+            )
+        return stream
+
+    def _count(self) -> None:
+        counted = self._core.count()
+        for name, counter in (
+            ("total_access", "total_access"),
+            ("prefetch_hit", "prefetch_hit"),
+            ("read_bytes", "swap_in_bytes"),
+            ("written_bytes", "swap_out_bytes"),
+        ):
+            if counted[name] != self._counted[name]:
+                self.metrics.add(counter, counted[name] - self._counted[name])
+        self._counted = counted
+
+
+# ---- what a configuration tells
+
+
+def _shape_of(config: Any, rows: int) -> KVShape:
+    kinds = sorted(set(get_layer_types_and_kwargs(config)[0]) - {"full_attention"})
+    if kinds:
+        raise NotSupported(
+            f"{config.model_type} has layers of {', '.join(kinds)}: this cache streams models "
+            "whose layers are all full attention; use transformers' DynamicCache for this one"
+        )
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    item = torch.empty((), dtype=_dtype_of(config)).element_size()
+    return KVShape(config.num_hidden_layers, heads, dim, item, rows)
+
+
+def _dtype_of(config: Any) -> torch.dtype:
+    dtype = getattr(config, "dtype", None) or torch.float32
+    return getattr(torch, dtype) if isinstance(dtype, str) else dtype
+
+
+def _plain(value: Any) -> Any:
+    """JSON's view of it, so that it can go into a key."""
+    return json.loads(json.dumps(value, sort_keys=True, default=str))
+
+
+def _tokens(token_ids: Any) -> prefix.Tokens:
+    ids = np.asarray(token_ids.cpu() if isinstance(token_ids, torch.Tensor) else token_ids)
+    if ids.ndim == 2 and ids.shape[0] == 1:
+        ids = ids[0]
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise InvalidRequest(
+            f"token_ids are integers of shape (n,) or (1, n), not {ids.dtype} of {ids.shape}"
+        )
+    return ids.astype(np.int64)
+
+
+def identity_of(model_id: str | None, config: Any) -> tuple[str, str]:
+    """(model, revision) for block keys: two models that differ in weights differ here.
+
+    A commit of the hub or the weight files of a local folder name the weights; where neither is
+    known, model_id must be given. The configuration is part of it in any case.
+    """
+    settings = _plain(config.to_dict())
+    for name in ("_name_or_path", "transformers_version"):
+        settings.pop(name, None)
+    shape = hashlib.blake2b(
+        json.dumps(settings, sort_keys=True).encode(), digest_size=16
+    ).hexdigest()
+    if model_id is not None:
+        return model_id, shape
+    name = getattr(config, "_name_or_path", "") or ""
+    commit = getattr(config, "_commit_hash", None)
+    if commit:
+        return name, f"{commit} {shape}"
+    folder = Path(name)
+    files = sorted(file for pattern in _WEIGHTS for file in folder.glob(pattern)) if name else []
+    if not files:
+        raise ConfigError(
+            f"the weights of this model ({name or 'made from a configuration'}) have no name that "
+            "tells them from others: give model_id=..., and another one whenever they change"
+        )
+    marks = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    digest = hashlib.blake2b(json.dumps(marks).encode(), digest_size=16).hexdigest()
+    return "files", f"{digest} {shape}"
