@@ -140,7 +140,10 @@ static void *start_thread(void *argument)
     opts.core_mask = core;
     opts.mem_size = 0; /* takes huge pages as it needs them */
     opts.shm_id = -1;
-    opts.unlink_hugepage = true; /* a killed process leaves none behind */
+    /* A killed process leaves none behind. Unlinked files would do as well, but DPDK 20.05 keeps
+     * their descriptors when it frees a page and cannot take that page again: the second controller
+     * with many namespaces found no memory. */
+    opts.env_context = (char[]){"--in-memory"};
     opts.iova_mode = "va";
     hifc_spdk_log_clear();
     stdout = stream; /* glibc lets one; it tells its version there */
