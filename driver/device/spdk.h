@@ -43,6 +43,7 @@ struct hifc_spdk_device {
     struct spdk_nvme_ctrlr *ctrlr;
     bool read_only;
     int lock_fd;
+    int64_t reset_after_ms; /* no reset before; see spdk_admin.c */
     uint32_t boundary_bytes;       /* commands do not cross multiples of it; 0: none */
     struct hifc_spdk_kept kept[HIFC_SPDK_KEPT_MAX];
     struct hifc_spdk_device *next; /* of all open ones, see spdk_admin.c */

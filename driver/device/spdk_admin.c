@@ -35,6 +35,7 @@
 #define ADMIN_TIMEOUT_MS 5000      /* of our own admin commands */
 #define ADMIN_INIT_TIMEOUT_MS 10000 /* of SPDK's, while it brings a controller up */
 #define ADMIN_NAP_NS 20000
+#define RESET_PAUSE_MS 20000 /* after one that failed */
 #define HEALTH_LOG_BYTES 512u
 #define QUEUE_ENTRIES_MAX 4096u
 #define QPAIR_NUMBERS_MAX 16u /* tried for one queue pair */
@@ -55,11 +56,31 @@ static int64_t now_ms(void)
 
 /* ---- the admin thread ------------------------------------------------------------------------ */
 
-/* A controller whose admin queue is gone is failed, so that queue pairs notice at their next poll. */
-static void tend(struct spdk_nvme_ctrlr *ctrlr)
+/* A drive that was torn out: its registers read as ones. */
+static bool is_gone(const struct hifc_spdk_device *device)
 {
-    if (!spdk_nvme_ctrlr_is_failed(ctrlr) && spdk_nvme_ctrlr_process_admin_completions(ctrlr) < 0 &&
-        !spdk_nvme_ctrlr_is_failed(ctrlr)) {
+    return device->target.pcie &&
+           spdk_nvme_ctrlr_get_regs_csts(device->ctrlr).raw == 0xffffffffu;
+}
+
+/* One that is gone, or that the kernel asks us to let go because somebody unplugs it. */
+static bool is_leaving(const struct hifc_spdk_device *device)
+{
+    return is_gone(device) ||
+           (device->target.pcie &&
+            spdk_pci_device_is_removed(spdk_nvme_ctrlr_get_pci_device(device->ctrlr)));
+}
+
+/* A controller that leaves, or whose admin queue is gone, is failed, so that queue pairs notice at
+ * their next poll. */
+static void tend(struct hifc_spdk_device *device)
+{
+    struct spdk_nvme_ctrlr *ctrlr = device->ctrlr;
+    if (spdk_nvme_ctrlr_is_failed(ctrlr)) {
+        return;
+    }
+    bool lost = is_leaving(device) || spdk_nvme_ctrlr_process_admin_completions(ctrlr) < 0;
+    if (lost && !spdk_nvme_ctrlr_is_failed(ctrlr)) {
         spdk_nvme_ctrlr_fail(ctrlr);
     }
 }
@@ -71,7 +92,7 @@ static void *admin_main(void *argument)
     while (!thread_stops) {
         struct timespec until;
         for (struct hifc_spdk_device *device = devices; device; device = device->next) {
-            tend(device->ctrlr);
+            tend(device);
         }
         clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += ADMIN_POLL_MS * 1000000l;
@@ -315,15 +336,33 @@ static int probe(const struct hifc_spdk_device *device)
     }
 }
 
+/* SPDK waits for a drive as long as the drive says that it may take (CAP.TO, often 7 s and more). One
+ * that did not come back is not waited for again at once, so that a loss is known soon. */
+static int reset(struct hifc_spdk_device *device)
+{
+    if (is_gone(device) || now_ms() < device->reset_after_ms) {
+        return -ENODEV;
+    }
+    if (spdk_nvme_ctrlr_reset(device->ctrlr) != 0) {
+        device->reset_after_ms = now_ms() + RESET_PAUSE_MS;
+        return -ENODEV;
+    }
+    return 0;
+}
+
 /* Brings a failed controller back. */
 static int revive(struct hifc_spdk_device *device)
 {
+    if (is_leaving(device)) {
+        return hifc_fail(-ENODEV, "%s: the drive was unplugged; close the namespace, then put the "
+                         "drive back, bind and open it", device->target.where);
+    }
     int rc = probe(device);
     if (rc) {
         return rc;
     }
     hifc_spdk_log_clear();
-    if (spdk_nvme_ctrlr_reset(device->ctrlr) != 0) {
+    if (reset(device) != 0) {
         return hifc_fail(-ENODEV, "%s: the controller cannot be reset: %s; check the target, or "
                          "whether the drive is still there", device->target.where,
                          hifc_spdk_log_text());
@@ -505,7 +544,7 @@ void hifc_spdk_qpair_free(struct hifc_spdk_device *device, struct spdk_nvme_qpai
      * reset, or nobody may touch the memory of its commands again. */
     if (device->target.pcie &&
         (spdk_nvme_ctrlr_is_failed(device->ctrlr) || ping(device) != 0)) {
-        (void)spdk_nvme_ctrlr_reset(device->ctrlr);
+        (void)reset(device);
     }
     spdk_nvme_ctrlr_free_io_qpair(qpair);
     pthread_mutex_unlock(&control_mutex);
@@ -516,7 +555,7 @@ bool hifc_spdk_qpair_disconnect(struct hifc_spdk_device *device, struct spdk_nvm
     bool stopped = true;
     pthread_mutex_lock(&control_mutex);
     if (device->target.pcie) {
-        stopped = spdk_nvme_ctrlr_reset(device->ctrlr) == 0;
+        stopped = reset(device) == 0;
         if (stopped) {
             (void)spdk_nvme_qpair_process_completions(qpair, 0); /* aborts what was in it */
         }
