@@ -166,12 +166,10 @@ static void rewind_by(struct hifc_xfer *xfer, struct hifc_io *io, uint64_t bytes
     }
 }
 
-/* Fills the scatter list with at most want bytes; runs that touch become one element. Where each
- * element costs a command, it ends with the first that is whole blocks. */
+/* Fills the scatter list with at most want bytes; runs that touch become one element. */
 static uint64_t gather(struct hifc_xfer *xfer, struct hifc_io *io, uint64_t want,
-                       const struct hifc_geometry *geometry)
+                       uint32_t iov_max)
 {
-    uint64_t block_mask = geometry->one_element ? geometry->lba_bytes - 1 : UINT64_MAX;
     uint64_t got = 0;
     io->iov_count = 0;
     while (got < want && xfer->span_index < xfer->span_count) {
@@ -181,7 +179,7 @@ static uint64_t gather(struct hifc_xfer *xfer, struct hifc_io *io, uint64_t want
         struct iovec *last = io->iov_count ? &io->iov[io->iov_count - 1] : NULL;
         if (last && (uint8_t *)last->iov_base + last->iov_len == run) {
             last->iov_len += run_bytes;
-        } else if (io->iov_count == geometry->max_iov || (last && (got & block_mask) == 0)) {
+        } else if (io->iov_count == iov_max) {
             break;
         } else if (run_bytes) {
             io->iov[io->iov_count++] = (struct iovec){.iov_base = run, .iov_len = run_bytes};
@@ -198,7 +196,7 @@ static bool build_chunk(struct hifc_engine *engine, struct hifc_xfer *xfer, stru
     const struct hifc_geometry *geometry = &engine->device->geometry;
     uint64_t left = xfer->length_bytes - xfer->issued_bytes;
     uint64_t want = left < engine->chunk_bytes ? left : engine->chunk_bytes;
-    uint64_t got = gather(xfer, io, want, geometry);
+    uint64_t got = gather(xfer, io, want, geometry->max_iov);
     if (got < want) {
         if (xfer->span_index == xfer->span_count) {
             return false; /* the spans are shorter than the transfer */

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests in the virtual machine share: its drives, and QEMU's monitor.
+
+These tests bind, unplug and overwrite drives. They run in the machine of tools/vm/run and are not
+even collected anywhere else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vm import drives
+from vm.drives import DriveSpec
+from vm.pci import Drive, PciDevice
+from vm.qmp import Qmp
+
+IN_MACHINE = os.environ.get("HIFC_VM") == "1" and Path("/run/hifc-vm/job").exists()
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    return None if IN_MACHINE else True
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Tells of a failure at once: a machine that hangs later is killed before the summary."""
+    if report.failed and IN_MACHINE:
+        print(f"\n{report.nodeid} ({report.when}):\n{report.longreprtext}", flush=True)
+
+
+@pytest.fixture(scope="session")
+def qmp() -> Iterator[Qmp]:
+    """QEMU's monitor."""
+    monitor = Qmp()
+    yield monitor
+    monitor.close()
+
+
+@pytest.fixture(scope="session")
+def addresses(qmp: Qmp) -> dict[str, str]:
+    """The bdf of each drive by its name, as QEMU knows it: whichever driver has it."""
+    found = {}
+
+    def walk(devices: list[dict[str, Any]]) -> None:
+        for device in devices:
+            found[device["qdev_id"]] = "0000:{bus:02x}:{slot:02x}.{function}".format(**device)
+            walk(device.get("pci_bridge", {}).get("devices", []))
+
+    for bus in qmp.command("query-pci"):
+        walk(bus["devices"])
+    return found
+
+
+@pytest.fixture
+def used(addresses: dict[str, str]) -> Drive:
+    """The drive with a partition that holds an ext4 file system. Not to be written to."""
+    return Drive(drives.USED, PciDevice(addresses[drives.USED.name]))
+
+
+def lent(spec: DriveSpec, addresses: dict[str, str], qmp: Qmp) -> Iterator[Drive]:
+    """A drive that the test may do anything with; afterwards the kernel has it again."""
+    drive = Drive(spec, PciDevice(addresses[spec.name]))
+    yield drive
+    if spec.can_fail:
+        qmp.fail_drive(spec, False)
+    if not drive.pci.exists:
+        qmp.plug(spec)
+    drive.pci.wait_until_there()
+    if drive.pci.driver != "nvme":
+        drive.pci.unbind()
+    drive.pci.block_device()
+
+
+@pytest.fixture
+def free(addresses: dict[str, str], qmp: Qmp) -> Iterator[Drive]:
+    """A drive of 1 GiB with blocks of 4 KiB, with the kernel's driver."""
+    yield from lent(drives.FREE, addresses, qmp)
+
+
+@pytest.fixture
+def small(addresses: dict[str, str], qmp: Qmp) -> Iterator[Drive]:
+    """A drive of 128 MiB with blocks of 512 bytes that can be made to fail (Qmp.fail_drive)."""
+    yield from lent(drives.SMALL, addresses, qmp)
+
+
+@pytest.fixture
+def bound(free: Drive) -> Iterator[Drive]:
+    """The free drive, bound to vfio-pci."""
+    with free.pci.bound("vfio-pci"):
+        yield free

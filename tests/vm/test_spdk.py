@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Namespaces on a drive behind an IOMMU, through SPDK and PCIe: values, health, faults, owners."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import load
+import numpy as np
+import pytest
+
+from hifc import DeviceBusy, DeviceError, HiFCError, Namespace
+from vm.pci import Drive, wait_until
+from vm.qmp import Qmp
+
+SEGMENT = "2MiB"
+LINE_TIMEOUT_S = 60.0
+# From a fault to the error, with the load's command timeout of 5 s and SPDK's own waits.
+FAULT_TIMEOUT_S = 30.0
+LENGTHS = (1, 511, 4096, 4097, 131072, 1 << 20)
+
+
+def value(length: int) -> np.ndarray:
+    return np.random.default_rng(length).integers(0, 256, length, dtype=np.uint8)
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+def store(ns: Namespace) -> None:
+    for length in LENGTHS:
+        assert ns.put(key(length), value(length)).name == "OK"
+
+
+def assert_stored(ns: Namespace) -> None:
+    for length in LENGTHS:
+        found = ns.get(key(length))
+        assert found is not None
+        assert (found == value(length)).all()
+
+
+class Child:
+    """A process running load.py, and its lines as they come."""
+
+    def __init__(self, uri: str) -> None:
+        command = [sys.executable, "-P", load.__file__, uri]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self.seen: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    def line(self, timeout_s: float = LINE_TIMEOUT_S) -> str:
+        try:
+            line = self._lines.get(timeout=timeout_s)
+        except queue.Empty:
+            pytest.fail(f"the load is silent for {timeout_s} s after {self.seen}")
+        if line is None:
+            pytest.fail(f"the load ended with {self.process.wait()} after {self.seen}")
+        self.seen.append(line)
+        return line
+
+    def wait_for(self, wanted: str) -> None:
+        while self.line() != wanted:
+            pass
+
+    def error(self, timeout_s: float) -> dict[str, Any]:
+        """What it says about the first error."""
+        deadline = time.monotonic() + timeout_s
+        while not (line := self.line(max(0.1, deadline - time.monotonic()))).startswith("{"):
+            pass
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+
+@contextmanager
+def under_load(drive: Drive) -> Iterator[Child]:
+    """The drive formatted and busy; the process is killed at the end."""
+    Namespace.format(drive.uri, segment_size=SEGMENT, force=True)
+    child = Child(drive.uri)
+    try:
+        child.wait_for("busy")
+        yield child
+    finally:
+        child.process.kill()
+        child.process.wait()
+
+
+def assert_synced(ns: Namespace) -> None:
+    """What the load had synced is there and right."""
+    for number in range(load.SYNCED):
+        found = ns.get(load.key(number))
+        assert found is not None
+        assert (found == load.value(number)).all()
+
+
+# ---- values
+
+
+def test_values_over_pcie(bound: Drive) -> None:
+    Namespace.format(bound.uri, segment_size=SEGMENT, force=True)
+    with Namespace.open(bound.uri) as ns:
+        store(ns)
+        assert_stored(ns)
+    with Namespace.open(bound.uri) as ns:
+        assert_stored(ns)
+        assert ns.check().problems == 0
+
+
+def test_the_kernel_finds_the_drive_intact_afterwards(free: Drive) -> None:
+    with free.pci.bound("vfio-pci"):
+        Namespace.format(free.uri, segment_size=SEGMENT, force=True)
+        with Namespace.open(free.uri) as ns:
+            store(ns)
+    node = free.pci.block_device()
+    with Namespace.open(f"file://{node}") as ns:
+        assert_stored(ns)
+    with free.pci.bound("vfio-pci"), Namespace.open(free.uri) as ns:
+        assert_stored(ns)
+
+
+def test_blocks_of_512_bytes(small: Drive) -> None:
+    with small.pci.bound("vfio-pci"):
+        Namespace.format(small.uri, segment_size=SEGMENT, force=True)
+        with Namespace.open(small.uri, drive="inline") as ns:
+            store(ns)
+            assert_stored(ns)
+
+
+def test_health_over_the_admin_queue(bound: Drive) -> None:
+    Namespace.format(bound.uri, segment_size=SEGMENT, force=True)
+    with Namespace.open(bound.uri) as ns:
+        before = ns.health()
+        store(ns)
+        after = ns.health()
+    assert before.ok
+    assert 273 < before.temperature_kelvin < 373
+    assert after.host_write_commands > before.host_write_commands
+
+
+# ---- what is refused
+
+
+def test_a_drive_of_the_kernel_is_refused(used: Drive) -> None:
+    before = used.pci.driver
+    with pytest.raises(HiFCError, match="vfio-pci"):
+        Namespace.format(used.uri, segment_size=SEGMENT, force=True)
+    assert used.pci.driver == before
+
+
+def test_a_second_process_is_refused(bound: Drive) -> None:
+    with under_load(bound) as child:
+        with pytest.raises(DeviceBusy) as caught:
+            Namespace.open(bound.uri)
+        assert child.process.pid in caught.value.holders
+
+
+# ---- faults
+
+
+def test_a_failing_drive_is_a_device_error(small: Drive, qmp: Qmp) -> None:
+    with small.pci.bound("vfio-pci"):
+        Namespace.format(small.uri, segment_size=SEGMENT, force=True)
+        with Namespace.open(small.uri) as ns:
+            store(ns)
+            qmp.fail_drive(small.spec, True)
+            with pytest.raises(DeviceError) as caught:
+                ns.get(key(131072))
+            assert (caught.value.sct, caught.value.sc) == (2, 0x81)  # Unrecovered Read Error
+            assert caught.value.command == "read"
+            qmp.fail_drive(small.spec, False)
+            assert_stored(ns)
+
+
+def test_a_failed_write_loses_nothing_else(small: Drive, qmp: Qmp) -> None:
+    with small.pci.bound("vfio-pci"):
+        Namespace.format(small.uri, segment_size=SEGMENT, force=True)
+        with Namespace.open(small.uri) as ns:
+            store(ns)
+            qmp.fail_drive(small.spec, True)
+            with pytest.raises(DeviceError) as caught:
+                ns.put(key(7), value(4096))
+            assert (caught.value.sct, caught.value.sc) == (2, 0x80)  # Write Fault
+            assert caught.value.command == "write"
+            qmp.fail_drive(small.spec, False)
+            assert ns.get(key(7)) is None
+            assert ns.put(key(7), value(4096)).name == "OK"
+        with Namespace.open(small.uri) as ns:
+            assert_stored(ns)
+            assert (ns.get(key(7)) == value(4096)).all()
+
+
+def test_unplugged_under_load(bound: Drive, qmp: Qmp) -> None:
+    with under_load(bound) as child:
+        qmp.unplug(bound.spec)
+        error = child.error(FAULT_TIMEOUT_S)
+        assert error["type"] == "DeviceError", error
+        child.wait_for("closed")
+        qmp.wait_unplugged(bound.spec)
+    qmp.plug(bound.spec)
+    bound.pci.wait_until_there()
+    with bound.pci.bound("vfio-pci"), Namespace.open(bound.uri) as ns:
+        assert_synced(ns)
+
+
+def test_torn_out_under_load(bound: Drive) -> None:
+    with under_load(bound) as child:
+        with bound.pci.cut_off():
+            error = child.error(FAULT_TIMEOUT_S)
+            assert error["type"] == "DeviceError", error
+            child.wait_for("closed")
+        assert child.process.wait(timeout=FAULT_TIMEOUT_S) == 0
+    bound.pci.unbind()
+    bound.pci.bind("vfio-pci")
+    with Namespace.open(bound.uri) as ns:
+        assert_synced(ns)
+
+
+def test_killed_under_load(bound: Drive) -> None:
+    free_pages = huge_pages_free()
+    with under_load(bound) as child:
+        os.kill(child.process.pid, signal.SIGKILL)
+        child.process.wait()
+    wait_until(lambda: huge_pages_free() == free_pages, "the huge pages of the dead process free")
+    assert bound.pci.driver == "vfio-pci"
+    with Namespace.open(bound.uri) as ns:
+        assert_synced(ns)
+        assert ns.check().problems == 0
+
+
+def huge_pages_free() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("HugePages_Free"))
