@@ -3,7 +3,8 @@
 raises.
 
 Nothing is loaded at import; `library()` loads once for the process. ctypes releases the GIL for
-the length of every call. Only `hifc.handle`, `hifc.ticket` and `hifc.namespace` use this module.
+the length of every call. Only `hifc.handle`, `hifc.ticket`, `hifc.namespace` and `hifc.signature`
+use this module.
 """
 
 from __future__ import annotations
@@ -246,6 +247,11 @@ _SYMBOLS: dict[str, tuple[Any, tuple[Any, ...], str | None]] = {
     "hifc_schemes": (c_char_p, (), None),
     "hifc_last_error": (c_int, (POINTER(Error),), None),
     "hifc_crc32c_raw": (c_uint32, (c_void_p, c_size_t), None),
+    "hifc_signatures": (
+        c_int,
+        (c_char_p, c_char_p, c_uint64, c_uint64, c_char_p, c_size_t),
+        "look for signatures",
+    ),
     "hifc_format": (c_int, (c_char_p, POINTER(FormatOpts)), "format"),
     "hifc_open": (c_int, (c_char_p, POINTER(OpenOpts), POINTER(_NS)), "open"),
     "hifc_close": (c_int, (_NS,), "close"),

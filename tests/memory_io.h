@@ -22,6 +22,7 @@
 #define hifc_superblock_read tested_superblock_read
 #define hifc_superblock_write tested_superblock_write
 #define hifc_signature tested_signature
+#define hifc_signatures tested_signatures
 #define hifc_format_device tested_format_device
 #define hifc_blockio_read_many memory_io_read_many
 #define hifc_recover tested_recover

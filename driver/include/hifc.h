@@ -132,6 +132,17 @@ struct hifc_format_opts {
 /* Lays an empty namespace on the device. -EEXIST: something is there (named), and no force. */
 HIFC_API int hifc_format(const char *uri, const struct hifc_format_opts *opts);
 
+/* All that is known of a device ends within this far of its first or its last byte. */
+#define HIFC_EDGE_BYTES (1u << 20)
+
+/* Names what is on a device of size_bytes that this library has not opened, one a line into out:
+ * file systems, partition tables, volume managers, RAID, encryption, swap, HiFC. head holds its
+ * first edge_bytes, tail the last ones of its whole pages; edge_bytes is HIFC_EDGE_BYTES, or all
+ * whole pages of a smaller device. Returns how many, 0 for none. -ENOSPC: out is too small. It is
+ * what format asks before it writes. */
+HIFC_API int hifc_signatures(const void *head, const void *tail, uint64_t edge_bytes,
+                             uint64_t size_bytes, char *out, size_t out_bytes);
+
 enum hifc_drive { HIFC_REACTOR = 0, HIFC_INLINE = 1 };
 enum hifc_admission { HIFC_ADMIT_ALWAYS = 0, HIFC_ADMIT_SECOND_USE = 1, HIFC_ADMIT_BUDGET = 2 };
 

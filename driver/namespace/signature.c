@@ -18,12 +18,11 @@
 #include "engine/engine.h"
 #include "error.h"
 
-#define EDGE_BYTES (1u << 20) /* read at either end: all known marks stand within */
 #define KIB 1024ll
 
 struct view {
-    uint8_t *head, *tail;
-    uint64_t edge_bytes;  /* of head, and of tail */
+    const uint8_t *head, *tail;
+    uint64_t edge_bytes;  /* of head, and of tail: HIFC_EDGE_BYTES, all of a smaller device */
     uint64_t whole_bytes; /* where tail ends: HiFC never touches what is no whole page */
     uint64_t size_bytes;
 };
@@ -209,20 +208,27 @@ static const char *find_hifc(const struct view *view)
     return result;
 }
 
-static const char *find(const struct view *view)
+static const char *(*const finders[])(const struct view *) = {find_hifc, find_ext, find_md,
+                                                              find_zfs};
+#define FINDER_COUNT (sizeof finders / sizeof *finders)
+#define MARK_COUNT (sizeof marks / sizeof *marks)
+
+/* The next thing found: *step, 0 at first, tells where to go on. NULL at the end. */
+static const char *find_next(const struct view *view, unsigned *step)
 {
-    static const char *(*const finders[])(const struct view *) = {find_hifc, find_ext, find_md,
-                                                                  find_zfs};
     const char *name = NULL;
-    for (size_t i = 0; !name && i < sizeof finders / sizeof *finders; i++) {
-        name = finders[i](view);
-    }
-    for (size_t i = 0; !name && i < sizeof marks / sizeof *marks; i++) {
-        if (matches(view, marks[i].offset, marks[i].mark, marks[i].bytes)) {
-            name = marks[i].name;
+    while (!name && *step <= FINDER_COUNT + MARK_COUNT) {
+        unsigned i = (*step)++;
+        if (i < FINDER_COUNT) {
+            name = finders[i](view);
+        } else if (i < FINDER_COUNT + MARK_COUNT) {
+            const typeof(*marks) *mark = &marks[i - FINDER_COUNT];
+            name = matches(view, mark->offset, mark->mark, mark->bytes) ? mark->name : NULL;
+        } else {
+            name = find_mbr(view);
         }
     }
-    return name ? name : find_mbr(view);
+    return name;
 }
 
 const char *hifc_signature(struct hifc_blockio *io, int *error)
@@ -230,7 +236,7 @@ const char *hifc_signature(struct hifc_blockio *io, int *error)
     const struct hifc_device *device = hifc_blockio_device(io);
     uint64_t size_bytes = device->geometry.size_bytes;
     uint64_t whole_bytes = size_bytes / HIFC_PAGE_BYTES * HIFC_PAGE_BYTES;
-    uint64_t edge_bytes = whole_bytes < EDGE_BYTES ? whole_bytes : EDGE_BYTES;
+    uint64_t edge_bytes = whole_bytes < HIFC_EDGE_BYTES ? whole_bytes : HIFC_EDGE_BYTES;
     struct view view = {
         .edge_bytes = edge_bytes, .whole_bytes = whole_bytes, .size_bytes = size_bytes};
     const char *name = NULL;
@@ -239,19 +245,76 @@ const char *hifc_signature(struct hifc_blockio *io, int *error)
     if (edge_bytes == 0) {
         return NULL;
     }
-    view.head = malloc(2 * edge_bytes);
-    if (!view.head) {
+    uint8_t *both = malloc(2 * edge_bytes);
+    if (!both) {
         *error = hifc_fail(-ENOMEM, "no memory to look at %s", device->uri);
         return NULL;
     }
-    view.tail = view.head + edge_bytes;
-    *error = hifc_blockio_read(io, 0, view.head, edge_bytes);
+    view.head = both;
+    view.tail = both + edge_bytes;
+    *error = hifc_blockio_read(io, 0, both, edge_bytes);
     if (*error == 0) {
-        *error = hifc_blockio_read(io, whole_bytes - edge_bytes, view.tail, edge_bytes);
+        *error = hifc_blockio_read(io, whole_bytes - edge_bytes, both + edge_bytes, edge_bytes);
     }
     if (*error == 0) {
-        name = find(&view);
+        unsigned step = 0;
+        name = find_next(&view, &step);
     }
-    free(view.head);
+    free(both);
     return name;
+}
+
+/* Whether the lines written so far have that one already. */
+static bool has_line(const char *lines, const char *name)
+{
+    size_t length = strlen(name);
+    for (const char *line = lines; *line;) {
+        size_t size = strcspn(line, "\n");
+        if (size == length && memcmp(line, name, length) == 0) {
+            return true;
+        }
+        line += size + (line[size] == '\n');
+    }
+    return false;
+}
+
+int hifc_signatures(const void *head, const void *tail, uint64_t edge_bytes, uint64_t size_bytes,
+                    char *out, size_t out_bytes)
+{
+    uint64_t whole_bytes = size_bytes / HIFC_PAGE_BYTES * HIFC_PAGE_BYTES;
+    uint64_t wanted = whole_bytes < HIFC_EDGE_BYTES ? whole_bytes : HIFC_EDGE_BYTES;
+    struct view view = {.head = head,
+                        .tail = tail,
+                        .edge_bytes = edge_bytes,
+                        .whole_bytes = whole_bytes,
+                        .size_bytes = size_bytes};
+    unsigned step = 0;
+    const char *found;
+    char name[128];
+    size_t used = 0;
+    int count = 0;
+
+    if (!head || !tail || !out || !out_bytes || edge_bytes != wanted) {
+        return hifc_fail(-EINVAL, "hifc_signatures wants the first and the last %llu bytes of a "
+                         "device of %llu", (unsigned long long)wanted,
+                         (unsigned long long)size_bytes);
+    }
+    out[0] = '\0';
+    while (wanted && (found = find_next(&view, &step))) {
+        snprintf(name, sizeof name, "%s", found);
+        for (char *c = name; *c; c++) {
+            *c = (unsigned char)*c < ' ' ? '?' : *c; /* a label is anybody's bytes */
+        }
+        if (has_line(out, name)) {
+            continue;
+        }
+        int size = snprintf(out + used, out_bytes - used, "%s%s", count ? "\n" : "", name);
+        if (size < 0 || (size_t)size >= out_bytes - used) {
+            return hifc_fail(-ENOSPC, "%zu bytes do not hold the names of all signatures",
+                             out_bytes);
+        }
+        used += (size_t)size;
+        count++;
+    }
+    return count;
 }

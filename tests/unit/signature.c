@@ -142,6 +142,42 @@ TEST(an_unreadable_end_is_an_error)
     }
 }
 
+static int names_of(const struct hifc_blockio *io, char *out, size_t out_bytes)
+{
+    uint64_t size = io->device.geometry.size_bytes, whole = size / 4096 * 4096;
+    uint64_t edge = whole < HIFC_EDGE_BYTES ? whole : HIFC_EDGE_BYTES;
+    return hifc_signatures(io->memory, io->memory + whole - edge, edge, size, out, out_bytes);
+}
+
+TEST(all_signatures_are_named_once_each)
+{
+    struct hifc_blockio *io = memory_io_new(SIZE_BYTES + 512, 512);
+    char out[4096];
+    CHECK_EQ(names_of(io, out, sizeof out), 0);
+    CHECK(strcmp(out, "") == 0);
+    memcpy(io->memory, "XFSB", 4);
+    memcpy(io->memory + 512, "EFI PART", 8);
+    memcpy(io->memory + 4096, "EFI PART", 8); /* the same name again */
+    memcpy(io->memory + SIZE_BYTES + 512 - 65536 - 512, "\xfc\x4e\x2b\xa9", 4); /* md 0.90 */
+    memcpy(io->memory + 510, "\x55\xaa", 2);
+    CHECK_EQ(names_of(io, out, sizeof out), 4);
+    CHECK(strcmp(out, "an md RAID member\nan xfs file system\na GPT partition table\na boot sector")
+          == 0);
+    CHECK_EQ(names_of(io, out, 40), -ENOSPC);
+    CHECK_EQ(hifc_signatures(io->memory, io->memory, 4096, SIZE_BYTES, out, sizeof out), -EINVAL);
+    memory_io_free(io);
+}
+
+TEST(a_small_device_shows_all_of_itself)
+{
+    struct hifc_blockio *io = memory_io_new(8192, 512);
+    char out[128];
+    memcpy(io->memory, "XFSB", 4);
+    CHECK_EQ(names_of(io, out, sizeof out), 1);
+    CHECK(strcmp(out, "an xfs file system") == 0);
+    memory_io_free(io);
+}
+
 /* Runs a tool on an image and looks at what it wrote. False: the tool is not installed. */
 static bool made_by(const char *tool, const char *command, const char *word)
 {
