@@ -36,8 +36,8 @@ def test_all_that_is_there_is_named() -> None:
 
 def test_a_namespace_is_named_with_its_label(tmp_path: Path) -> None:
     path = tmp_path / "kv.hifc"
-    Namespace.format(f"file://{path}?size=16MiB", label="left\nshelf")
-    assert signatures(*ends(path.read_bytes())) == ["a HiFC namespace with label 'left?shelf'"]
+    Namespace.format(f"file://{path}?size=16MiB", label="left shelf")
+    assert signatures(*ends(path.read_bytes())) == ["a HiFC namespace with label 'left shelf'"]
 
 
 def test_parts_of_other_lengths_are_refused() -> None:
