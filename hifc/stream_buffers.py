@@ -46,17 +46,37 @@ class KVBuffer:
 
 
 class Slot:
-    """A buffer that layers are streamed through, and the requests that fill it."""
+    """A buffer that layers are streamed through, and the requests that fill it.
 
-    __slots__ = ("buffer", "loads", "part", "requests", "ticket", "writes")
+    Views of their fields are kept, since this is asked for at every layer of every token.
+    """
+
+    __slots__ = (
+        "buffer",
+        "loads",
+        "part",
+        "prepared",
+        "requests",
+        "status",
+        "ticket",
+        "value_offset",
+        "writes",
+    )
 
     def __init__(self, buffer: KVBuffer, loads: Requests) -> None:
         self.buffer = buffer
         self.loads = loads  # one request a block, prepared once
-        self.requests: Requests = loads  # those of the load under way
-        self.ticket: Ticket | None = None  # of that load; None: nothing is on the device
+        self.ticket: Ticket | None = None  # of the load under way; None: nothing is on the device
         self.part = -1
         self.writes: list[tuple[Ticket, Requests]] = []
+        self.use(loads)
+
+    def use(self, requests: Requests, prepared: int = -1) -> None:
+        """Requests of the next load. prepared: how many of `loads` they are."""
+        self.requests = requests
+        self.prepared = prepared
+        self.status = requests["status"]
+        self.value_offset = requests["value_offset"]
 
 
 def settle(namespace: Namespace, ticket: Ticket, requests: Requests, doing: str) -> None:

@@ -221,10 +221,8 @@ class LayerStream:
         if ticket is None:
             return slot
         self.total_access += 1
-        if ahead and ticket.done():
+        if ahead and not slot.status.any():  # all are there, all OK
             self.prefetch_hit += 1
-            if slot.requests["status"].any():
-                settle(self.namespace, ticket, slot.requests, "read")
         else:
             settle(self.namespace, ticket, slot.requests, "read")
         slot.ticket = None
@@ -242,18 +240,17 @@ class LayerStream:
             return slot
         if blocks > self.committed:
             self._finish_commit()
-        requests = slot.loads[:blocks]
         share = self.plan.share_bytes
         if self._rows is not None:
             requests = self._gather(slot.buffer.offset, self.plan.capacity_tokens, 0, blocks)
             requests["value_offset"] += np.uint32(part * share)
-        elif self.borrowed:
-            requests["value_offset"][: self.borrowed] = self.streamed[part] * share
-            requests["value_offset"][self.borrowed :] = part * share
+            slot.use(requests)
         else:
-            requests["value_offset"] = part * share
-        slot.requests = requests
-        slot.ticket = self.namespace.submit(requests)
+            if slot.prepared != blocks:
+                slot.use(slot.loads[:blocks], blocks)
+            slot.value_offset[: self.borrowed] = self.streamed[part] * share
+            slot.value_offset[self.borrowed :] = part * share
+        slot.ticket = self.namespace.submit(slot.requests)
         self.read_bytes += blocks * share
         return slot
 
