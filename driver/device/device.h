@@ -72,6 +72,7 @@ struct hifc_geometry {
     uint32_t max_transfer_bytes;   /* of one command, at least one page */
     uint32_t max_iov;              /* scatter elements of one command, 1..HIFC_IO_IOV_MAX */
     uint32_t buffer_align_bytes;   /* of every element's address and length */
+    uint32_t boundary_bytes;       /* 0 or a power of two: a command across it becomes two */
     bool volatile_write_cache;     /* flush has work to do */
     bool deallocate;               /* understands deallocate */
     bool direct;                   /* no page cache in between */

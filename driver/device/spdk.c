@@ -40,8 +40,8 @@ static int learn_geometry(struct hifc_spdk_device *device)
     const struct spdk_nvme_ctrlr_data *identify = spdk_nvme_ctrlr_get_data(device->ctrlr);
     uint32_t lba_bytes = spdk_nvme_ns_get_sector_size(ns);
     if ((lba_bytes != 512 && lba_bytes != 4096) || spdk_nvme_ns_get_md_size(ns) != 0) {
-        return hifc_fail(-ENOTSUP, "%s: namespace %u has blocks of %u bytes with %u of metadata; HiFC "
-                         "wants 512 or 4096 and none: format the drive so (nvme format --lbaf=)",
+        return hifc_fail(-ENOTSUP, "%s: namespace %u has blocks of %u bytes with %u of metadata; "
+                         "HiFC wants 512 or 4096 and none: format the drive so (nvme format --lbaf=)",
                          target->where, target->nsid, lba_bytes, spdk_nvme_ns_get_md_size(ns));
     }
     uint32_t max_transfer = spdk_nvme_ns_get_max_io_xfer_size(ns);
@@ -62,7 +62,8 @@ static int learn_geometry(struct hifc_spdk_device *device)
     copy_text(geometry->model, identify->mn, sizeof(geometry->model) - 1);
     copy_text(geometry->serial, identify->sn, sizeof(geometry->serial) - 1);
     copy_text(geometry->firmware, (const int8_t *)identify->fr, sizeof(geometry->firmware) - 1);
-    device->boundary_bytes = spdk_nvme_ns_get_optimal_io_boundary(ns) * lba_bytes;
+    uint32_t boundary = spdk_nvme_ns_get_optimal_io_boundary(ns) * lba_bytes;
+    geometry->boundary_bytes = boundary & (boundary - 1) ? 0 : boundary;
     return 0;
 }
 

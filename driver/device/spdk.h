@@ -27,7 +27,7 @@ struct hifc_spdk_target {
     uint32_t nsid;
     bool pcie;
     char hostnqn[224]; /* empty: one that SPDK makes up */
-    char where[300];   /* for messages, and the key of its lock: "127.0.0.1:4420/nqn..." or the BDF */
+    char where[300];   /* "127.0.0.1:4420/nqn..." or the BDF: for messages, and what is locked */
 };
 
 /* A lost queue pair, to be connected again (spdk_admin.c). */
@@ -44,7 +44,6 @@ struct hifc_spdk_device {
     bool read_only;
     int lock_fd;
     int64_t reset_after_ms; /* no reset before; see spdk_admin.c */
-    uint32_t boundary_bytes;       /* commands do not cross multiples of it; 0: none */
     struct hifc_spdk_kept kept[HIFC_SPDK_KEPT_MAX];
     struct hifc_spdk_device *next; /* of all open ones, see spdk_admin.c */
 };
@@ -53,7 +52,7 @@ struct hifc_spdk_device {
 int hifc_spdk_target_parse(const struct hifc_uri *uri, struct hifc_spdk_target *out);
 /* Whether SPDK may have a PCIe drive, or what is to be done first. */
 int hifc_spdk_check_pcie(const struct hifc_spdk_target *target);
-/* Takes the lock that says which process owns the target's namespace; its descriptor or an error. */
+/* Takes the lock that says which process owns the namespace; its descriptor or an error. */
 int hifc_spdk_lock(const struct hifc_spdk_target *target, bool shared);
 
 /* ---- spdk_env.c ---- */
@@ -61,7 +60,7 @@ int hifc_spdk_lock(const struct hifc_spdk_target *target, bool shared);
 int hifc_spdk_env_start(void);
 int hifc_spdk_register(struct hifc_device *device, void *base, uint64_t size_bytes);
 int hifc_spdk_unregister(struct hifc_device *device, void *base, uint64_t size_bytes);
-/* Whether all of it is registered. *index: where the last look-up ended, a hint; from 0. Lock-free. */
+/* Whether all of it is registered; lock-free. *index: where the last look-up ended, a hint. */
 bool hifc_spdk_is_registered(const void *memory, uint64_t size_bytes, uint32_t *index);
 
 /* ---- spdk_log.c ---- */
@@ -87,7 +86,7 @@ void hifc_spdk_qpair_free(struct hifc_spdk_device *device, struct spdk_nvme_qpai
 /* Stops a lost one: nothing is transferred any more, and what is outstanding completes, unless SPDK
  * had it in a queue of its own. False where it could not be stopped: free it. */
 bool hifc_spdk_qpair_disconnect(struct hifc_spdk_device *device, struct spdk_nvme_qpair *qpair);
-/* Keeps a stopped one, with nothing outstanding, for a later alloc; false where there is no room. */
+/* Keeps a stopped one, with nothing outstanding, for a later alloc; false if there is no room. */
 bool hifc_spdk_qpair_keep(struct hifc_spdk_device *device, struct spdk_nvme_qpair *qpair,
                           uint32_t entries);
 int hifc_spdk_health(struct hifc_device *device, uint8_t log[512]);

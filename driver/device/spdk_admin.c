@@ -10,7 +10,7 @@
  * Several of SPDK's calls (connecting a queue pair, parting, its synchronous admin commands) wait
  * without a bound when a controller stops answering half-way. Hence the rule here: such a call
  * is made only right after the controller answered, to an admin command with a bound of its
- * own or, where there is no controller yet or it has failed, to a probe of its address (spdk_tcp.c).
+ * own or, where there is none yet or it has failed, to a probe of its address (spdk_tcp.c).
  * A controller that does not answer is failed, after which SPDK waits for nothing any more; it
  * comes back by a reset when the next queue pair is opened.
  *
@@ -304,8 +304,8 @@ int hifc_spdk_health(struct hifc_device *base, uint8_t log[512])
                                               HEALTH_LOG_BYTES, 0, command_done, command);
     if (rc) {
         free_command(command);
-        return hifc_fail(-ENODEV, "%s: the controller is gone; check the target, then open it again",
-                         where);
+        return hifc_fail(-ENODEV, "%s: the controller is gone; check the target, then open it "
+                         "again", where);
     }
     rc = wait_command(device->ctrlr, command);
     if (rc) {
@@ -397,8 +397,8 @@ static int fail_connect(const struct hifc_spdk_target *target)
                          "in /dev/vfio, and check that it is an NVMe drive and RLIMIT_MEMLOCK",
                          target->where, hifc_spdk_log_text());
     }
-    return hifc_fail(-ENODEV, "%s: the target answers but refused the connection: %s; check the NQN "
-                     "of the subsystem, that this host may use it (hostnqn=), and free huge pages",
+    return hifc_fail(-ENODEV, "%s: the target answers but refused the connection: %s; check the "
+                     "NQN of the subsystem, that this host may use it (hostnqn=), and free huge pages",
                      target->where, hifc_spdk_log_text());
 }
 

@@ -174,8 +174,8 @@ static int start_locked(void)
     pthread_join(thread, NULL);
     if (start.rc) {
         return hifc_fail(start.rc == -ENOMEM ? -ENOMEM : -EIO, "spdk: its environment does not "
-                         "start (%d): %s; check huge pages (grep Huge /proc/meminfo) and the rights "
-                         "on their mount point", start.rc, start.text);
+                         "start (%d): %s; check huge pages (grep Huge /proc/meminfo) and the "
+                         "rights on their mount point", start.rc, start.text);
     }
     env_started = true;
     env_fork_generation = hifc_fork_generation();
@@ -233,8 +233,8 @@ static int register_new(const struct hifc_device *device, uintptr_t base, uint64
         region++;
     }
     if (region == regions + REGIONS_MAX) {
-        return hifc_fail(-ENOSPC, "%s: %u memory regions are registered already; unregister some, or "
-                         "register larger ones", device->uri, REGIONS_MAX);
+        return hifc_fail(-ENOSPC, "%s: %u memory regions are registered already; unregister some, "
+                         "or register larger ones", device->uri, REGIONS_MAX);
     }
     int rc = spdk_mem_register((void *)base, size_bytes);
     if (rc == -EBUSY) {

@@ -471,11 +471,6 @@ int hifc_spdk_poll(struct hifc_qpair *base)
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
-static bool is_power_of_two(uint32_t value)
-{
-    return value && !(value & (value - 1));
-}
-
 /* The namespace again, which may have changed while the controller was away. */
 static int check_namespace(struct hifc_spdk_device *device, struct spdk_nvme_ns **out)
 {
@@ -518,7 +513,7 @@ int hifc_spdk_qpair_open(struct hifc_device *base, uint32_t depth, uint32_t comm
     qpair->pieces_max = device->target.pcie ? qpair->entries - 1 : qpair->entries;
     qpair->timeout_ms = command_timeout_ms;
     qpair->lba_shift = (uint32_t)__builtin_ctz(base->geometry.lba_bytes);
-    qpair->boundary_bytes = is_power_of_two(device->boundary_bytes) ? device->boundary_bytes : 0;
+    qpair->boundary_bytes = base->geometry.boundary_bytes;
     qpair->vectored = device->target.pcie;
     qpair->read_only = device->read_only;
     *out = &qpair->base;

@@ -53,11 +53,11 @@ static int fail_connect(const struct hifc_spdk_target *target, int code)
     const char *where = target->where;
     switch (code) {
     case -ECONNREFUSED:
-        return hifc_fail(-ENODEV, "%s: connection refused: nothing listens there; start the target, "
-                         "or check address and port", where);
+        return hifc_fail(-ENODEV, "%s: connection refused: nothing listens there; start the "
+                         "target, or check address and port", where);
     case -ETIMEDOUT:
-        return hifc_fail(-ETIMEDOUT, "%s: no answer within %d ms; check that the target runs and is "
-                         "not stopped, and the way to it (address, firewall)", where,
+        return hifc_fail(-ETIMEDOUT, "%s: no answer within %d ms; check that the target runs and "
+                         "is not stopped, and the way to it (address, firewall)", where,
                          PROBE_TIMEOUT_MS);
     default:
         return hifc_fail(-ENODEV, "%s: cannot connect: %s; check address, port and network", where,

@@ -3,7 +3,7 @@
  * spdk_uri.c - what an SPDK URI names, and the lock on it.
  *
  *   spdk://0000:3b:00.0?ns=1                 a PCIe drive by its address
- *   spdk+tcp://10.0.0.7:4420/NQN?ns=1        NVMe over TCP; a name or [IPv6] may stand for the address
+ *   spdk+tcp://10.0.0.7:4420/NQN?ns=1        NVMe over TCP; also a name, or [IPv6]
  *
  * A namespace of a fabrics target has no file to lock, so that one process owns it through a file
  * in the runtime directory, named after what it stands for. This keeps processes of one
@@ -102,8 +102,8 @@ int hifc_spdk_check_pcie(const struct hifc_spdk_target *target)
     }
     snprintf(path, sizeof(path), "/sys/bus/pci/devices/%.12s/iommu_group", bdf);
     if (access(path, F_OK) != 0 || strncmp(name, "vfio-noiommu", 12) == 0) {
-        return hifc_fail(-ENOTSUP, "%s: no IOMMU stands before it; turn it on in the firmware and on "
-                         "the kernel's command line (intel_iommu=on)", bdf);
+        return hifc_fail(-ENOTSUP, "%s: no IOMMU stands before it; turn it on in the firmware and "
+                         "on the kernel's command line (intel_iommu=on)", bdf);
     }
     return 0;
 }

@@ -196,6 +196,11 @@ static bool build_chunk(struct hifc_engine *engine, struct hifc_xfer *xfer, stru
     const struct hifc_geometry *geometry = &engine->device->geometry;
     uint64_t left = xfer->length_bytes - xfer->issued_bytes;
     uint64_t want = left < engine->chunk_bytes ? left : engine->chunk_bytes;
+    if (geometry->boundary_bytes) {
+        uint64_t past = io->offset_bytes & (geometry->boundary_bytes - 1);
+        uint64_t room = geometry->boundary_bytes - past;
+        want = want < room ? want : room;
+    }
     uint64_t got = gather(xfer, io, want, geometry->max_iov);
     if (got < want) {
         if (xfer->span_index == xfer->span_count) {

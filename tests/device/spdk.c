@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The SPDK device against what goes wrong with it. tests/device/test_spdk_device.py runs these, each
- * in a process of its own, since SPDK's environment starts once in a process.
+ * The SPDK device against what goes wrong with it. tests/device/test_spdk_device.py runs these,
+ * each in a process of its own, since SPDK's environment starts once in a process.
  *
  *   HIFC_TEST_URIS     the target's URI
  *   HIFC_TEST_PID      its process, to stop and to kill
