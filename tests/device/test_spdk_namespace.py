@@ -32,7 +32,7 @@ class Target:
 
     def __init__(self, nvmf: Nvmf, backing: Path) -> None:
         self._nvmf = nvmf
-        self._started: Any = nvmf.start(backing, size_bytes=64 << 20)
+        self._started: Any = nvmf.start(backing, size_bytes=256 << 20)
         self.uri = str(self._started.uri)
         Namespace.format(self.uri, segment_size="2MiB")
 
@@ -95,7 +95,7 @@ def test_a_target_killed_under_load_keeps_what_was_synced(target: Target, drive:
         try:
             for number in range(100_000):
                 if writes:
-                    ns.put(key(1000 + number), value(number))
+                    ns.put(key(1000 + number), VALUE[:4096])  # not enough to evict anything
                 else:
                     assert bytes(ns.get(key(number % 20))) == value(number % 20)
         except HiFCError as error:
