@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.machinery
-import itertools
 import os
 import types
 from collections.abc import Iterator
@@ -91,6 +90,7 @@ def nvmf_uri(nvmf: Nvmf, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 # ---- namespaces on every device
 
+# A named image in memory stays until the process ends, so every test formats the same one.
 # Add a device here and every namespace test runs on it.
 DEVICES = (
     pytest.param("ram"),
@@ -99,7 +99,6 @@ DEVICES = (
 )
 DEVICE_SIZE = "64MiB"
 SEGMENT_SIZE = "2MiB"
-_names = itertools.count()
 
 
 class Opener:
@@ -130,7 +129,7 @@ class Opener:
 def device(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     """A formatted namespace of 64 MiB or more on each device in turn."""
     uris = {
-        "ram": lambda: f"ram://test-{next(_names)}?size={DEVICE_SIZE}",
+        "ram": lambda: f"ram://device?size={DEVICE_SIZE}",
         "file": lambda: f"file://{tmp_path}/namespace.img?size={DEVICE_SIZE}",
         "spdk+tcp": lambda: request.getfixturevalue("nvmf_uri"),
     }
@@ -143,7 +142,7 @@ def device(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
 @pytest.fixture
 def ram() -> Iterator[Opener]:
     """A formatted namespace of 64 MiB in memory."""
-    opener = Opener(f"ram://test-{next(_names)}?size={DEVICE_SIZE}")
+    opener = Opener(f"ram://scratch?size={DEVICE_SIZE}")
     opener.format()
     yield opener
     opener.close()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +22,13 @@ from hifc import (
     HiFCPolicy,
     InvalidRequest,
     KVBlock,
+    Namespace,
     NoSpace,
 )
 
 BLOCK = (2, 3, 64, 40)  # 61440 bytes of float32 and a trailer: 16 pages
 HELD = 64 << 10
-_count = 0
+_turns = itertools.cycle(range(8))
 
 
 def key(number: int) -> bytes:
@@ -38,10 +40,11 @@ def tensor(number: int, dtype: Any = np.float32) -> Any:
 
 
 def settings(**changes: Any) -> dict[str, Any]:
-    global _count
-    _count += 1
+    # Named images stay until the process ends, so a few take turns.
+    device = f"ram://engine-{next(_turns)}?size=64MiB"
+    Namespace.format(device, segment_size="1MiB", force=True)
     return {
-        "device": f"ram://engine-{_count}?size=64MiB",
+        "device": device,
         "format": "if_missing",
         "segment_size": "1MiB",
         "memory_budget": "1MiB",
@@ -307,7 +310,7 @@ def test_opening_without_a_device_or_a_namespace() -> None:
     with pytest.raises(ConfigError, match="device"):
         HiFC({})
     with pytest.raises(FormatError):
-        HiFC(settings(format="never"))
+        HiFC(settings(format="never", device="ram://engine-empty?size=64MiB"))
 
 
 def test_close_is_final_and_idempotent() -> None:

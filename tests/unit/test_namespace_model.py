@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +32,6 @@ from hifc import Answer, HiFCError, Namespace
 KEYS = st.integers(0, 9)
 SIZES = st.sampled_from([1, 100, 4000, 4096, 5000, 40_000, 150_000])
 SEEDS = st.integers(0, 1 << 30)
-_images = itertools.count()
 
 
 def key(number: int) -> bytes:
@@ -74,10 +72,9 @@ class NamespaceMachine(RuleBasedStateMachine):
     def format(self, seed: int, drive: str) -> None:
         self.seed = seed
         self.drive = drive
-        self.image = (
-            f"model-{next(_images)}?size=16MiB&lba={random.Random(seed).choice([512, 4096])}"
-        )
-        Namespace.format(f"ram://{self.image}", segment_size="256KiB")
+        lba = random.Random(seed).choice([512, 4096])
+        self.image = f"model-{lba}?size=16MiB&lba={lba}"
+        Namespace.format(f"ram://{self.image}", segment_size="256KiB", force=True)
         self.open()
 
     def open(self, cut: int = 0) -> None:
