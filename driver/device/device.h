@@ -77,6 +77,8 @@ struct hifc_geometry {
     bool deallocate;               /* understands deallocate */
     bool direct;                   /* no page cache in between */
     bool registered_only;          /* memory must have been registered */
+    bool one_element;              /* a command of several elements becomes several commands: better
+                                      to cut between elements than within */
     char model[41], serial[21], firmware[9];
 };
 

@@ -54,6 +54,7 @@ static int learn_geometry(struct hifc_spdk_device *device)
     geometry->lba_bytes = lba_bytes;
     geometry->max_transfer_bytes = max_transfer;
     geometry->max_iov = HIFC_IO_IOV_MAX;
+    geometry->one_element = !target->pcie; /* as spdk_qpair.c does it */
     geometry->buffer_align_bytes = PAGE_BYTES;
     geometry->volatile_write_cache = identify->vwc.present;
     geometry->deallocate = spdk_nvme_ns_get_flags(ns) & SPDK_NVME_NS_DEALLOCATE_SUPPORTED;

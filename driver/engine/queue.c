@@ -166,10 +166,12 @@ static void rewind_by(struct hifc_xfer *xfer, struct hifc_io *io, uint64_t bytes
     }
 }
 
-/* Fills the scatter list with at most want bytes; runs that touch become one element. */
+/* Fills the scatter list with at most want bytes; runs that touch become one element. Where each
+ * element costs a command, it ends with the first that is whole blocks. */
 static uint64_t gather(struct hifc_xfer *xfer, struct hifc_io *io, uint64_t want,
-                       uint32_t iov_max)
+                       const struct hifc_geometry *geometry)
 {
+    uint64_t block_mask = geometry->one_element ? geometry->lba_bytes - 1 : UINT64_MAX;
     uint64_t got = 0;
     io->iov_count = 0;
     while (got < want && xfer->span_index < xfer->span_count) {
@@ -179,7 +181,7 @@ static uint64_t gather(struct hifc_xfer *xfer, struct hifc_io *io, uint64_t want
         struct iovec *last = io->iov_count ? &io->iov[io->iov_count - 1] : NULL;
         if (last && (uint8_t *)last->iov_base + last->iov_len == run) {
             last->iov_len += run_bytes;
-        } else if (io->iov_count == iov_max) {
+        } else if (io->iov_count == geometry->max_iov || (last && (got & block_mask) == 0)) {
             break;
         } else if (run_bytes) {
             io->iov[io->iov_count++] = (struct iovec){.iov_base = run, .iov_len = run_bytes};
@@ -201,7 +203,7 @@ static bool build_chunk(struct hifc_engine *engine, struct hifc_xfer *xfer, stru
         uint64_t room = geometry->boundary_bytes - past;
         want = want < room ? want : room;
     }
-    uint64_t got = gather(xfer, io, want, geometry->max_iov);
+    uint64_t got = gather(xfer, io, want, geometry);
     if (got < want) {
         if (xfer->span_index == xfer->span_count) {
             return false; /* the spans are shorter than the transfer */

@@ -197,3 +197,21 @@ def test_sizes_for_people() -> None:
         "1.5 KiB",
         "64 MiB",
     ]
+
+
+# ---- options that stand before the verb
+
+
+@pytest.mark.parametrize("option", [["--dry-run"], ["--sysroot", "/nowhere"]])
+def test_an_option_that_a_verb_would_ignore_is_refused(
+    admin: Shell, uri: str, option: list[str]
+) -> None:
+    code, document = admin.json(*option, "info", uri)
+    assert (code, code_of(document)) == (Exit.USAGE, "usage")
+
+
+def test_a_dry_run_of_format_changes_nothing(admin: Shell, uri: str, path: Path) -> None:
+    code, document = admin.json("--dry-run", "format", uri, "--confirm", str(path))
+    assert code == Exit.DONE
+    assert document["data"]["steps"]
+    assert not path.exists()

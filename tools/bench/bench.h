@@ -24,6 +24,8 @@ struct bench_options {
     uint32_t depth;      /* requests in flight */
     uint32_t rounds;
     uint32_t round_ms;
+    uint32_t batch_inflight; /* open options of the same name; 0: the default */
+    uint32_t batch_bytes;
     bool write;
 };
 

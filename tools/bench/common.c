@@ -116,6 +116,8 @@ struct hifc_ns *bench_open(const struct bench_options *options,
         bench_must(hifc_format(options->uri, format), "format");
     }
     open->no_owner_socket = 1;
+    open->batch_inflight = options->batch_inflight;
+    open->batch_size_max_bytes = options->batch_bytes;
     bench_must(hifc_open(options->uri, open, &ns), "open");
     return ns;
 }

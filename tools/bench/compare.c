@@ -18,6 +18,7 @@
 
 #define FILL_BATCH 16u
 #define DEPTH_MAX 256u
+#define ROUNDS_LATE 200u
 
 enum side { BARE, ENGINE, ENGINE_BARE_CHECKSUM, SIDES };
 
@@ -41,7 +42,7 @@ struct rig {
     uint64_t limit_tsc;
     struct group groups[DEPTH_MAX]; /* the first group_count are in flight */
     uint32_t group_count;
-    uint32_t free_places[DEPTH_MAX]; /* shares of the memory that no request uses */
+    bool taken[DEPTH_MAX]; /* shares of the memory, by requests in flight */
     uint32_t free_count;
     uint64_t submissions, submitted;
     double *per_s[SIDES], *cpu_ns[SIDES], *ratio, *empty;
@@ -55,7 +56,8 @@ void bench_account_start(struct bench_account *account, uint64_t limit_tsc, uint
     *account = (struct bench_account){.limit_tsc = limit_tsc,
                                       .start_ns = bench_now_ns(),
                                       .start_cpu_ns = bench_cpu_ns(),
-                                      .end_tsc = bench_tsc() + (uint64_t)ticks};
+                                      .end_tsc = bench_tsc() + (uint64_t)ticks,
+                                      .last_tsc = bench_tsc() + ROUNDS_LATE * (uint64_t)ticks};
 }
 
 struct bench_rate bench_account_end(const struct bench_account *account)
@@ -63,7 +65,10 @@ struct bench_rate bench_account_end(const struct bench_account *account)
     uint64_t cpu_ns = bench_cpu_ns() - account->start_cpu_ns;
     double wall_s = (double)(bench_now_ns() - account->start_ns) * 1e-9;
     double busy_ns = (double)cpu_ns - (double)account->empty_tsc * bench_ns_per_tsc();
-    double operations = (double)(account->operations ? account->operations : 1);
+    double operations = (double)account->operations;
+    if (account->operations == 0) {
+        bench_die("nothing completed for %.1f s", wall_s);
+    }
     return (struct bench_rate){.per_s = (double)account->operations / wall_s,
                                .cpu_ns = busy_ns / operations,
                                .empty = (double)account->empty /
@@ -72,24 +77,30 @@ struct bench_rate bench_account_end(const struct bench_account *account)
 
 /* ---- the engine's side ---------------------------------------------------------------------- */
 
-/* A request for each free share of the memory. */
+/* A request for each free share of the memory, from the lowest on: what is stored together lies
+ * together, as it does in a staging buffer. */
 static void submit(struct rig *rig, bool caller_checks)
 {
     struct group *group = &rig->groups[rig->group_count++];
     uint32_t size = (uint32_t)rig->options->size_bytes;
     group->count = group->unseen = rig->free_count;
-    for (uint32_t i = 0; i < group->count; i++) {
-        uint64_t place = rig->free_places[--rig->free_count];
+    uint32_t place = 0;
+    for (uint32_t i = 0; i < group->count; i++, place++) {
+        while (rig->taken[place]) {
+            place++;
+        }
+        rig->taken[place] = true;
         uint64_t number = rig->options->write ? rig->next++ : bench_random(&rig->seed);
         group->reqs[i] =
             (struct hifc_req){.op = rig->options->write ? HIFC_OP_PUT : HIFC_OP_GET,
                               .cls = HIFC_SWAP,
                               .flags = caller_checks ? HIFC_F_CHECKSUMS : 0,
                               .key = bench_key(number % rig->keys),
-                              .buffer_offset = rig->memory + place * size,
+                              .buffer_offset = rig->memory + (uint64_t)place * size,
                               .length = size,
-                              .checksum_offset = rig->checksums + place * 4};
+                              .checksum_offset = rig->checksums + place * 4ull};
     }
+    rig->free_count = 0;
     bench_must(hifc_submit(rig->ns, group->reqs, group->count, &group->ticket), "submit");
     rig->submissions++;
     rig->submitted += group->count;
@@ -111,8 +122,8 @@ static uint32_t group_look(struct rig *rig, struct group *group)
         req->user = 1;
         group->unseen--;
         succeeded += status == HIFC_OK;
-        rig->free_places[rig->free_count++] =
-            (uint32_t)((req->buffer_offset - rig->memory) / rig->options->size_bytes);
+        rig->taken[(req->buffer_offset - rig->memory) / rig->options->size_bytes] = false;
+        rig->free_count++;
     }
     return succeeded;
 }
@@ -237,8 +248,8 @@ static void rig_open(struct rig *rig, const struct bench_options *options)
     memset(base + rig->memory, 0x5a, bytes);
     for (uint32_t i = 0; i < options->depth; i++) {
         rig->groups[i].reqs = allocate(options->depth * sizeof(struct hifc_req));
-        rig->free_places[rig->free_count++] = i;
     }
+    rig->free_count = options->depth;
     fill(rig);
     choose_offsets(rig);
     struct bench_bare_options bare = {.device = rig->ns->device,

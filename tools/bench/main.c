@@ -41,6 +41,8 @@ static void read_options(int argc, char **argv, struct bench_options *options)
         {"size", required_argument, NULL, 's'},     {"batch", required_argument, NULL, 'b'},
         {"depth", required_argument, NULL, 'd'},    {"rounds", required_argument, NULL, 'r'},
         {"round-ms", required_argument, NULL, 'm'}, {"write", no_argument, NULL, 'w'},
+        {"batch-inflight", required_argument, NULL, 'i'},
+        {"batch-bytes", required_argument, NULL, 'B'},
         {0}};
     int option;
     while ((option = getopt_long(argc, argv, "", names, NULL)) != -1) {
@@ -53,6 +55,8 @@ static void read_options(int argc, char **argv, struct bench_options *options)
         case 'r': options->rounds = (uint32_t)number(optarg); break;
         case 'm': options->round_ms = (uint32_t)number(optarg); break;
         case 'w': options->write = true; break;
+        case 'i': options->batch_inflight = (uint32_t)number(optarg); break;
+        case 'B': options->batch_bytes = (uint32_t)number(optarg); break;
         default: exit(2);
         }
     }
@@ -71,7 +75,8 @@ int main(int argc, char **argv)
         }
     }
     fprintf(stderr, "usage: hifc_bench COMMAND [--uri U] [--size BYTES] [--batch N] [--depth N] "
-                    "[--entries N] [--rounds N] [--round-ms N] [--write]; commands:");
+                    "[--entries N] [--rounds N] [--round-ms N] [--write] [--batch-inflight N] "
+                    "[--batch-bytes N]; commands:");
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
         fprintf(stderr, " %s", commands[i].name);
     }

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from hifc.errors import HiFCError
 from hifc_admin import device_verbs, live_verbs, namespace_verbs
 from hifc_admin.failures import failure_of
-from hifc_admin.parsing import Parser, add_json_option
+from hifc_admin.parsing import Parser, add_common_options, refuse_ignored_options
 from hifc_admin.result import Failure, Result, show_json, show_text
 
 EXIT_CODES = """exit codes:
@@ -33,7 +33,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--version", action="version", version=f"hifc-admin {importlib.metadata.version('hifc')}"
     )
-    add_json_option(parser, False)
+    add_common_options(parser, is_verb=False)
     verbs = parser.add_subparsers(
         metavar="VERB", dest="verb", required=True, parser_class=Parser, title="verbs"
     )
@@ -45,12 +45,22 @@ def make_parser() -> Parser:
 def run(arguments: argparse.Namespace) -> Result:
     """The verb's result; errors that people can act on become one, bugs stay exceptions."""
     try:
+        refuse_ignored_options(arguments)
         result: Result = arguments.run(arguments)
     except Failure as failure:
         return failure.result()
     except (HiFCError, OSError) as error:
-        return failure_of(error, arguments.uri).result()
+        return failure_of(error, getattr(arguments, "uri", arguments.verb)).result()
     return result
+
+
+def _announce(line: str) -> None:
+    """What a verb is about to do, while it does it. stdout is for results."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _say_nothing(line: str) -> None:
+    """The steps are in the JSON object."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -60,6 +70,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except Failure as failure:
         result, verb, as_json = failure.result(), "usage", "--json" in words
     else:
+        arguments.announce = _say_nothing if arguments.json else _announce
         result, verb, as_json = run(arguments), arguments.verb, arguments.json
     try:
         if as_json:

@@ -26,6 +26,7 @@ def register(verbs: Verbs) -> None:
         format_namespace,
         "lay an empty namespace on a device; what is there is lost",
         "hifc-admin format 'file:///var/tmp/kv.hifc?size=8GiB' --confirm /var/tmp/kv.hifc",
+        honours=("dry_run",),
     )
     parser.add_argument("uri", metavar="URI")
     parser.add_argument(
@@ -91,6 +92,9 @@ def format_namespace(arguments: argparse.Namespace) -> Result:
         )
         raise Failure(Exit.REFUSED, problem)
     target.refuse_if_in_use(device)
+    if arguments.dry_run:
+        step = f"lay an empty namespace on {arguments.uri}"
+        return Result({"uri": arguments.uri, "steps": [step]}, [f"would {step}"])
     Namespace.format(
         arguments.uri,
         segment_size=arguments.segment_size,

@@ -13,6 +13,10 @@ Verbs: TypeAlias = "argparse._SubParsersAction[Parser]"
 Run = Callable[[argparse.Namespace], Result]
 
 
+# What the verbs on the host honour, see add_verb.
+ALL_OPTIONS = ("dry_run", "sysroot")
+
+
 class Parser(argparse.ArgumentParser):
     """Reports wrong usage as a Failure, so that --json covers it as well."""
 
@@ -21,20 +25,58 @@ class Parser(argparse.ArgumentParser):
         raise Failure(Exit.USAGE, Problem("usage", self.prog, message, fix=fix))
 
 
-def add_json_option(parser: argparse.ArgumentParser, default: object) -> None:
+def add_common_options(parser: argparse.ArgumentParser, *, is_verb: bool) -> None:
+    """Those that stand before or after the verb: SUPPRESS keeps what stood before it."""
+
+    def default(value: object) -> object:
+        return argparse.SUPPRESS if is_verb else value
+
     parser.add_argument(
-        "--json", action="store_true", default=default, help="print one JSON object instead of text"
+        "--json",
+        action="store_true",
+        default=default(False),
+        help="print one JSON object instead of text",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        default=default(False),
+        help="check everything and show the steps; change nothing",
+    )
+    parser.add_argument(
+        "--sysroot",
+        metavar="DIR",
+        default=default("/"),
+        help="look at the files below DIR instead of at this host (default: /)",
     )
 
 
-def add_verb(verbs: Verbs, name: str, run: Run, summary: str, example: str) -> Parser:
+def add_verb(
+    verbs: Verbs,
+    name: str,
+    run: Run,
+    summary: str,
+    example: str,
+    honours: tuple[str, ...] = (),
+) -> Parser:
+    """honours: which of "dry_run" and "sysroot" the verb acts on; with another one it is refused,
+    since a verb that ignored them would change what was not to be changed."""
     parser = verbs.add_parser(
         name,
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",
         epilog=f"example: {example}",
     )
-    # Also after the verb, where people look for it; SUPPRESS keeps what stood before it.
-    add_json_option(parser, argparse.SUPPRESS)
-    parser.set_defaults(run=run)
+    add_common_options(parser, is_verb=True)
+    parser.set_defaults(run=run, honours=honours)
     return parser
+
+
+def refuse_ignored_options(arguments: argparse.Namespace) -> None:
+    """Raises Failure for an option before the verb that the verb would ignore."""
+    given = {"dry_run": arguments.dry_run, "sysroot": arguments.sysroot != "/"}
+    for name, is_given in given.items():
+        if is_given and name not in arguments.honours:
+            option = f"--{name.replace('_', '-')}"
+            detail = f"{arguments.verb} has no {option}"
+            raise Failure(Exit.USAGE, Problem("usage", arguments.verb, detail, fix="leave it out"))

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a verb is about to do to the host: said first, then done in order, undone on a failure.
+
+A verb that changes something makes a Plan and runs it; with --dry-run it only shows it. Whatever
+ends a step early, an error, Ctrl-C or a termination signal, the steps done so far and the failed
+one are undone in reverse. Only a kill leaves things half done: who may be killed writes down first
+what cleanup needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TypeAlias
+
+from hifc_admin.result import Exit, Failure, Problem
+
+Handler: TypeAlias = signal.Handlers | Callable[[int, FrameType | None], None]
+
+
+class Interrupted(BaseException):
+    """A termination signal arrived."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change: `what` in the words of an order ("write 8 to ..."), and how to take it back.
+
+    undo must cope with a step that failed half way, or before it did anything.
+    """
+
+    what: str
+    do: Callable[[], None]
+    undo: Callable[[], None] | None = None
+
+
+@dataclass
+class Plan:
+    """Steps in their order."""
+
+    subject: str
+    steps: list[Step] = field(default_factory=list)
+
+    def add(
+        self, what: str, do: Callable[[], None], undo: Callable[[], None] | None = None
+    ) -> None:
+        self.steps.append(Step(what, do, undo))
+
+    def lines(self) -> list[str]:
+        return [step.what for step in self.steps]
+
+    def run(self, announce: Callable[[str], None]) -> None:
+        """Says and does each step. Raises Failure where one failed; then all are undone."""
+        begun: list[Step] = []
+        with _handling(signal.SIGTERM, _interrupt):
+            try:
+                for step in self.steps:
+                    announce(step.what)
+                    begun.append(step)
+                    step.do()
+            except BaseException as error:
+                # From here on nothing may interrupt what puts things back.
+                ignore = signal.SIG_IGN
+                with _handling(signal.SIGTERM, ignore), _handling(signal.SIGINT, ignore):
+                    self._give_up(begun, error, announce)
+                raise
+
+    def _give_up(
+        self, begun: list[Step], error: BaseException, announce: Callable[[str], None]
+    ) -> None:
+        left: list[str] = []
+        for step in reversed(begun):
+            if step.undo is None:
+                continue
+            announce(f"undo: {step.what}")
+            try:
+                step.undo()
+            except (OSError, Failure) as second:
+                left.append(f"{step.what}: {second}")
+        if not isinstance(error, OSError | Failure | KeyboardInterrupt | Interrupted):
+            return  # a bug: its traceback says more than a problem would
+        problem = _problem(self.subject, begun[-1].what if begun else "", error)
+        if left:
+            detail = f"{problem.detail}; and could not put back: {'; '.join(left)}"
+            problem = Problem("not-restored", self.subject, detail, problem.evidence, problem.fix)
+        exit_code = error.exit if isinstance(error, Failure) and not left else Exit.FAILED
+        raise Failure(exit_code, problem) from error
+
+
+def _problem(subject: str, what: str, error: BaseException) -> Problem:
+    if isinstance(error, Failure):
+        return error.problem
+    if isinstance(error, OSError):
+        return Problem("step-failed", subject, f"failed to {what}", str(error))
+    return Problem("interrupted", subject, f"interrupted while going to {what}", str(error))
+
+
+@contextlib.contextmanager
+def _handling(number: signal.Signals, handler: Handler) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals come to the main thread only
+        return
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise Interrupted(f"signal {number}")
