@@ -41,6 +41,7 @@ KEY_BYTES = 16
 PAGE_BYTES = 4096
 VALUE_MAX_BYTES = (1 << 29) - 1
 PARTS_MAX = 65535
+LATENCY_BUCKETS = 24
 
 # struct hifc_key and the structs that come in arrays, as numpy types.
 KEY = np.dtype((np.uint8, (KEY_BYTES,)))
@@ -208,6 +209,8 @@ class Stats(Structure):
             "requests_inflight buffer_used_bytes buffer_peak_bytes buffer_size_bytes "
             "reservations leases"
         ),
+        ("get_latency", c_uint64 * LATENCY_BUCKETS),
+        ("put_latency", c_uint64 * LATENCY_BUCKETS),
     ]
 
 
@@ -218,6 +221,36 @@ class CheckResult(Structure):
         ("entries_checked", c_uint64),
         ("problems", c_uint64),
         ("first_problem", c_char * 240),
+    ]
+
+
+class RepairResult(Structure):
+    """struct hifc_repair_result."""
+
+    _fields_ = [
+        ("segments_damaged", c_uint32),
+        ("segments_freed", c_uint32),
+        ("first_problem", c_char * 240),
+    ]
+
+
+class DeviceInfo(Structure):
+    """struct hifc_device_info."""
+
+    _fields_ = [
+        ("size_bytes", c_uint64),
+        ("lba_bytes", c_uint32),
+        ("flags", c_uint32),
+        ("nsid", c_uint32),
+        ("namespaces", c_uint32),
+        ("eui64", c_uint8 * 8),
+        ("nguid", c_uint8 * 16),
+        ("model", c_char * 48),
+        ("serial", c_char * 24),
+        ("firmware", c_char * 16),
+        ("signature", c_char * 96),
+        ("health_problem", c_char * 240),
+        ("health", c_uint8 * 512),
     ]
 
 
@@ -233,6 +266,8 @@ _SIZES: dict[str, int] = {
     "hifc_ticket_info": ctypes.sizeof(TicketInfo),
     "hifc_stats": ctypes.sizeof(Stats),
     "hifc_check_result": ctypes.sizeof(CheckResult),
+    "hifc_repair_result": ctypes.sizeof(RepairResult),
+    "hifc_device_info": ctypes.sizeof(DeviceInfo),
 }
 
 _NS = c_void_p
@@ -286,6 +321,9 @@ _SYMBOLS: dict[str, tuple[Any, tuple[Any, ...], str | None]] = {
     "hifc_stats": (c_int, (_NS, POINTER(Stats)), "read statistics"),
     "hifc_health": (c_int, (_NS, _ARRAY), "read the health log"),
     "hifc_check": (c_int, (_NS, c_uint32, POINTER(CheckResult)), "check"),
+    "hifc_repair": (c_int, (_NS, POINTER(RepairResult)), "repair"),
+    "hifc_device_info": (c_int, (c_char_p, POINTER(DeviceInfo)), "open"),
+    "hifc_erase": (c_int, (c_char_p, c_uint32), "open"),
 }
 
 

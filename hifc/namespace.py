@@ -44,7 +44,14 @@ from hifc.request import (
     make_requests,
 )
 from hifc.reservation import Lease, Reservation
-from hifc.stats import CheckResult, Health, NamespaceStats, health_of, stats_of
+from hifc.stats import (
+    CheckResult,
+    Health,
+    NamespaceStats,
+    RepairResult,
+    health_of,
+    stats_of,
+)
 from hifc.ticket import Ticket
 from hifc.units import parse_size
 
@@ -493,4 +500,14 @@ class Namespace(Calls):
         self._inside("hifc_check", 1 | (2 if payload else 0), ctypes.byref(raw))
         return CheckResult(
             raw.entries_checked, raw.problems, raw.first_problem.decode("utf-8", "replace")
+        )
+
+    def repair(self) -> RepairResult:
+        """Sets damaged segments free; what stood in them is given up. NotPermitted: read-only."""
+        raw = driver.RepairResult()
+        self._inside("hifc_repair", ctypes.byref(raw))
+        return RepairResult(
+            raw.segments_damaged,
+            raw.segments_freed,
+            raw.first_problem.decode("utf-8", "replace"),
         )

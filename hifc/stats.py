@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,11 +68,31 @@ class NamespaceStats:
     buffer_size_bytes: int
     reservations: int
     leases: int
+    get_latency: tuple[int, ...]  # tickets by time: see hifc.h, and latency_us below
+    put_latency: tuple[int, ...]
 
     @property
     def write_amplification(self) -> float:
         """All bytes written to the device over bytes of accepted puts; 0.0 before the first."""
         return self.device_write_bytes / self.put_bytes if self.put_bytes else 0.0
+
+
+def latency_us(buckets: Sequence[int], quantile: float) -> float | None:
+    """The quantile (0 to 1) of a histogram such as NamespaceStats.get_latency, in microseconds.
+
+    Buckets are powers of two wide, so it is right within a factor of two at worst; within its
+    bucket it is interpolated. None: nothing was counted.
+    """
+    total = sum(buckets)
+    if total == 0:
+        return None
+    wanted = quantile * total
+    for index, count in enumerate(buckets):
+        if count and wanted <= count:
+            low = 0.0 if index == 0 else float(1 << index)
+            return (low + (float(2 << index) - low) * wanted / count) * 1.024
+        wanted -= count
+    return float(1 << len(buckets)) * 1.024
 
 
 def stats_of(raw: Any, bounce_bytes: int) -> NamespaceStats:
@@ -82,6 +103,8 @@ def stats_of(raw: Any, bounce_bytes: int) -> NamespaceStats:
     values["uuid"] = bytes(raw.uuid).hex()
     values["label"] = raw.label.decode("utf-8", "replace")
     values["direct"] = bool(raw.direct)
+    values["get_latency"] = tuple(raw.get_latency)
+    values["put_latency"] = tuple(raw.put_latency)
     values["bounce_bytes"] += bounce_bytes
     return NamespaceStats(**values)
 
@@ -136,6 +159,15 @@ def health_of(log: bytes) -> Health:
         error_log_entries=wide[9],
         raw=log,
     )
+
+
+@dataclass(frozen=True)
+class RepairResult:
+    """Of Namespace.repair: damaged segments found, and how many of them are free again."""
+
+    segments_damaged: int
+    segments_freed: int
+    first_problem: str  # why one is not; "" if none
 
 
 @dataclass(frozen=True)

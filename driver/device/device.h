@@ -79,7 +79,19 @@ struct hifc_geometry {
     bool registered_only;          /* memory must have been registered */
     bool one_element;              /* a command of several elements becomes several commands: better
                                       to cut between elements than within */
+    uint32_t nsid;                 /* of an NVMe namespace, else 0 */
     char model[41], serial[21], firmware[9];
+};
+
+/* An NVMe admin command, on behalf of hifc_device_info and hifc_erase. */
+struct hifc_nvme_admin {
+    uint8_t opcode;
+    uint8_t sct, sc; /* out */
+    uint32_t nsid;
+    uint32_t cdw10;
+    uint32_t timeout_ms;
+    uint32_t data_bytes; /* of what the controller returns; 0 or a page at most */
+    void *data;
 };
 
 struct hifc_qpair;
@@ -113,6 +125,8 @@ struct hifc_device_ops {
     /* A descriptor readable when poll has work, or -1: then the caller must poll. */
     int (*event_fd)(struct hifc_qpair *qpair);
     int (*health)(struct hifc_device *device, uint8_t log[512]); /* NULL: has none */
+    /* Waits for it: 0, -EIO where the controller refused it. NULL: no NVMe device. */
+    int (*admin)(struct hifc_device *device, struct hifc_nvme_admin *command);
 };
 
 struct hifc_qpair {

@@ -64,6 +64,8 @@ static void describe_block(const struct hifc_file_target *target, struct hifc_ge
     read_sysfs(&target->status, "device/serial", geometry->serial, sizeof(geometry->serial));
     read_sysfs(&target->status, "device/firmware_rev", geometry->firmware,
                sizeof(geometry->firmware));
+    int nsid = ioctl(target->fd, NVME_IOCTL_ID); /* nobody but NVMe's driver knows it */
+    geometry->nsid = nsid > 0 ? (uint32_t)nsid : 0;
     geometry->volatile_write_cache =
         !read_sysfs(&target->status, "queue/write_cache", line, sizeof(line)) ||
         strcmp(line, "write through") != 0;
@@ -205,26 +207,42 @@ static void file_close(struct hifc_device *base)
     free(device);
 }
 
-/* The kernel's own NVMe driver passes the log page on, for those who may ask. */
-static int file_health(struct hifc_device *base, uint8_t log[512])
+/* The kernel's own NVMe driver passes admin commands on, for those who may. */
+static int file_admin(struct hifc_device *base, struct hifc_nvme_admin *admin)
 {
     struct hifc_file_device *device = (struct hifc_file_device *)base;
-    struct nvme_admin_cmd command = {
-        .opcode = NVME_GET_LOG_PAGE, .nsid = NVME_NSID_ALL, .addr = (uintptr_t)log,
-        .data_len = 512, .cdw10 = (512 / 4 - 1) << 16 | NVME_LOG_SMART};
-    int rc = ioctl(device->fd, NVME_IOCTL_ADMIN_CMD, &command);
+    struct nvme_admin_cmd command = {.opcode = admin->opcode, .nsid = admin->nsid,
+                                     .addr = (uintptr_t)admin->data, .data_len = admin->data_bytes,
+                                     .cdw10 = admin->cdw10, .timeout_ms = admin->timeout_ms};
+    int rc = base->geometry.nsid ? ioctl(device->fd, NVME_IOCTL_ADMIN_CMD, &command) : -1;
     if (rc == 0) {
         return 0;
     }
     if (rc > 0) {
-        return hifc_fail(-EIO, "%.200s: the drive refused its health log: %s", base->uri,
-                         hifc_nvme_status_text(rc >> 8 & 7, rc & 0xff));
+        admin->sct = rc >> 8 & 7;
+        admin->sc = rc & 0xff;
+        return hifc_fail(-EIO, "%.200s: the drive refused admin command %#x: %s", base->uri,
+                         admin->opcode, hifc_nvme_status_text(admin->sct, admin->sc));
+    }
+    if (base->geometry.nsid == 0) {
+        return hifc_fail(-ENOTSUP, "%.200s: it is no NVMe drive", base->uri);
     }
     if (errno == EACCES || errno == EPERM) {
-        return hifc_fail(-EACCES, "%.200s: not permitted to read the health log; run as root, or "
+        return hifc_fail(-EACCES, "%.200s: not permitted to send admin commands; run as root, or "
                          "with CAP_SYS_ADMIN", base->uri);
     }
-    return hifc_fail(-ENOTSUP, "%.200s: no health log, for it is no NVMe drive", base->uri);
+    return hifc_fail(-errno, "%.200s: admin command %#x: %m", base->uri, admin->opcode);
+}
+
+static int file_health(struct hifc_device *base, uint8_t log[512])
+{
+    struct hifc_nvme_admin command = {.opcode = NVME_GET_LOG_PAGE, .nsid = NVME_NSID_ALL,
+                                      .cdw10 = (512 / 4 - 1) << 16 | NVME_LOG_SMART, .data = log,
+                                      .data_bytes = 512};
+    if (base->geometry.nsid == 0) {
+        return hifc_fail(-ENOTSUP, "%.200s: no health log, for it is no NVMe drive", base->uri);
+    }
+    return file_admin(base, &command);
 }
 
 /* What the block layer answers, turned back into the NVMe status that it came from where there is
@@ -265,6 +283,7 @@ const struct hifc_device_ops hifc_device_file = {
     .open = file_open,
     .close = file_close,
     .health = file_health,
+    .admin = file_admin,
     .register_memory = hifc_uring_register,
     .unregister_memory = hifc_uring_unregister,
     .qpair_open = hifc_uring_open,
@@ -279,6 +298,7 @@ static const struct hifc_device_ops psync_ops = {
     .open = file_open,
     .close = file_close,
     .health = file_health,
+    .admin = file_admin,
     .qpair_open = hifc_psync_open,
     .qpair_close = hifc_psync_close,
     .submit = hifc_psync_submit,

@@ -59,6 +59,7 @@ static int learn_geometry(struct hifc_spdk_device *device)
     geometry->volatile_write_cache = identify->vwc.present;
     geometry->deallocate = spdk_nvme_ns_get_flags(ns) & SPDK_NVME_NS_DEALLOCATE_SUPPORTED;
     geometry->direct = true;
+    geometry->nsid = target->nsid;
     geometry->registered_only = true;
     copy_text(geometry->model, identify->mn, sizeof(geometry->model) - 1);
     copy_text(geometry->serial, identify->sn, sizeof(geometry->serial) - 1);
@@ -108,7 +109,7 @@ static int spdk_open(const struct hifc_uri *uri, unsigned flags, struct hifc_dev
     .open = spdk_open, .close = spdk_close, .register_memory = hifc_spdk_register,           \
     .unregister_memory = hifc_spdk_unregister, .qpair_open = hifc_spdk_qpair_open,           \
     .qpair_close = hifc_spdk_qpair_close, .submit = hifc_spdk_submit, .poll = hifc_spdk_poll, \
-    .event_fd = hifc_spdk_event_fd, .health = hifc_spdk_health
+    .event_fd = hifc_spdk_event_fd, .health = hifc_spdk_health, .admin = hifc_spdk_admin
 
 const struct hifc_device_ops hifc_device_spdk_pcie = {.scheme = "spdk", SPDK_OPS};
 const struct hifc_device_ops hifc_device_spdk_tcp = {.scheme = "spdk+tcp", SPDK_OPS};

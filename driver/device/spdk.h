@@ -90,6 +90,7 @@ bool hifc_spdk_qpair_disconnect(struct hifc_spdk_device *device, struct spdk_nvm
 bool hifc_spdk_qpair_keep(struct hifc_spdk_device *device, struct spdk_nvme_qpair *qpair,
                           uint32_t entries);
 int hifc_spdk_health(struct hifc_device *device, uint8_t log[512]);
+int hifc_spdk_admin(struct hifc_device *device, struct hifc_nvme_admin *admin);
 
 /* ---- spdk_qpair.c ---- */
 int hifc_spdk_qpair_open(struct hifc_device *device, uint32_t depth, uint32_t command_timeout_ms,

@@ -237,9 +237,10 @@ static struct admin_command *new_command(uint32_t data_bytes)
 }
 
 /* 0 when an answer came, be it an error of the command; the command is then the caller's. */
-static int wait_command(struct spdk_nvme_ctrlr *ctrlr, struct admin_command *command)
+static int wait_command_for(struct spdk_nvme_ctrlr *ctrlr, struct admin_command *command,
+                            uint32_t timeout_ms)
 {
-    int64_t end_ms = now_ms() + ADMIN_TIMEOUT_MS;
+    int64_t end_ms = now_ms() + timeout_ms;
     int rc = 0;
     while (atomic_load(&command->state) == WAITING && rc >= 0 && now_ms() < end_ms) {
         rc = spdk_nvme_ctrlr_process_admin_completions(ctrlr);
@@ -257,6 +258,11 @@ static int wait_command(struct spdk_nvme_ctrlr *ctrlr, struct admin_command *com
         return -ENODEV;
     }
     return 0;
+}
+
+static int wait_command(struct spdk_nvme_ctrlr *ctrlr, struct admin_command *command)
+{
+    return wait_command_for(ctrlr, command, ADMIN_TIMEOUT_MS);
 }
 
 /* Whether the controller answers; one that does not is failed. */
@@ -317,6 +323,44 @@ int hifc_spdk_health(struct hifc_device *base, uint8_t log[512])
                        hifc_nvme_status_text(command->sct, command->sc), command->sct, command->sc);
     } else {
         memcpy(log, command->data, HEALTH_LOG_BYTES);
+    }
+    free_command(command);
+    return rc;
+}
+
+int hifc_spdk_admin(struct hifc_device *base, struct hifc_nvme_admin *admin)
+{
+    struct hifc_spdk_device *device = (struct hifc_spdk_device *)base;
+    const char *where = device->target.where;
+    uint32_t timeout_ms = admin->timeout_ms ? admin->timeout_ms : ADMIN_TIMEOUT_MS;
+    if (hifc_forked_since(base->fork_generation)) {
+        return hifc_fail(-EPERM, "%s: it belongs to the parent of this process", where);
+    }
+    struct admin_command *command = new_command(admin->data_bytes);
+    if (!command) {
+        return hifc_fail(-ENOMEM, "%s: no huge page for an admin command", where);
+    }
+    struct spdk_nvme_cmd raw = {.opc = admin->opcode, .nsid = admin->nsid, .cdw10 = admin->cdw10};
+    int rc = spdk_nvme_ctrlr_cmd_admin_raw(device->ctrlr, &raw, command->data, admin->data_bytes,
+                                           command_done, command);
+    if (rc) {
+        free_command(command);
+        return hifc_fail(-ENODEV, "%s: the controller is gone; check the drive or target, then open "
+                         "it again", where);
+    }
+    rc = wait_command_for(device->ctrlr, command, timeout_ms);
+    if (rc) {
+        return hifc_fail(rc, "%s: no answer to admin command %#x within %u ms", where,
+                         admin->opcode, timeout_ms);
+    }
+    admin->sct = command->sct;
+    admin->sc = command->sc;
+    if (admin->sct || admin->sc) {
+        rc = hifc_fail(-EIO, "%s: admin command %#x: %s (status code type %#x, status code %#x)",
+                       where, admin->opcode, hifc_nvme_status_text(admin->sct, admin->sc),
+                       admin->sct, admin->sc);
+    } else if (admin->data_bytes) {
+        memcpy(admin->data, command->data, admin->data_bytes);
     }
     free_command(command);
     return rc;

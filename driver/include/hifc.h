@@ -175,6 +175,50 @@ HIFC_API int hifc_open(const char *uri, const struct hifc_open_opts *opts, struc
  * result tells that something could not be written. */
 HIFC_API int hifc_close(struct hifc_ns *ns);
 
+/* ---- the device below ------------------------------------------------------------------------ */
+
+enum hifc_info_flag {
+    HIFC_INFO_NVME = 0x1,          /* nsid and all below it are from Identify */
+    HIFC_INFO_DEALLOCATE = 0x2,    /* understands deallocate */
+    HIFC_INFO_WRITE_CACHE = 0x4,   /* volatile */
+    HIFC_INFO_HEALTH = 0x8,        /* health holds the log page, else health_problem says why not */
+    HIFC_INFO_UNREADABLE = 0x10,   /* signature is not known: it could not be read */
+    HIFC_INFO_WHOLE = 0x20,        /* the device is the whole NVMe namespace, no part of it */
+    HIFC_INFO_SHARED = 0x40,       /* other controllers may reach the namespace (NMIC) */
+    HIFC_INFO_FORMAT = 0x80,       /* Format NVM (OACS) */
+    HIFC_INFO_FORMAT_ALL = 0x100,  /* it, or its secure erase, reaches all namespaces (FNA) */
+    HIFC_INFO_CRYPTO_ERASE = 0x200 /* as part of Format NVM (FNA) */
+};
+
+struct hifc_device_info {
+    uint64_t size_bytes;
+    uint32_t lba_bytes;
+    uint32_t flags;      /* enum hifc_info_flag */
+    uint32_t nsid;       /* 0: no NVMe namespace */
+    uint32_t namespaces; /* active ones of the whole drive */
+    uint8_t eui64[8];    /* zero: none */
+    uint8_t nguid[16];
+    char model[48], serial[24], firmware[16];
+    char signature[96]; /* what stands on it, a HiFC namespace included; "" if nothing is known */
+    char health_problem[240];
+    uint8_t health[512]; /* SMART / health log page */
+};
+
+/* What the device says of itself, whatever is on it. Changes nothing. -EBUSY: a process owns it. */
+HIFC_API int hifc_device_info(const char *uri, struct hifc_device_info *out);
+
+enum hifc_erase_method {
+    HIFC_ERASE_DEALLOCATE = 1, /* the drive is told that nothing is needed; cells may keep it */
+    HIFC_ERASE_OVERWRITE = 2,  /* zeros everywhere; spare cells may keep it */
+    HIFC_ERASE_FORMAT = 3,     /* Format NVM with user data erase */
+    HIFC_ERASE_CRYPTO = 4      /* Format NVM with cryptographic erase */
+};
+
+/* Takes everything off the device, whatever it is: nobody is asked here. Afterwards no signature can
+ * be read at its ends, where deallocate and overwrite put zeros first. Format NVM is refused (-EPERM)
+ * where it would reach beyond the one namespace. */
+HIFC_API int hifc_erase(const char *uri, uint32_t method);
+
 /* ---- memory --------------------------------------------------------------------------------- */
 
 /* size_bytes rounded up to pages, page-aligned. -ENOMEM: the pool is full (pool_size_bytes). */
@@ -268,6 +312,8 @@ HIFC_API int hifc_sync(struct hifc_ns *ns);
 /* Waits until no request is in flight; 0, or -ETIMEDOUT. */
 HIFC_API int hifc_drain(struct hifc_ns *ns, int64_t timeout_us);
 
+#define HIFC_LATENCY_BUCKETS 24u
+
 struct hifc_stats {
     uint8_t uuid[16];
     char label[32];
@@ -307,6 +353,11 @@ struct hifc_stats {
     uint64_t requests_inflight;
     uint64_t buffer_used_bytes, buffer_peak_bytes, buffer_size_bytes;
     uint64_t reservations, leases;
+    /* Tickets by the time from submission to last completion, those that moved bytes: get_latency
+     * where the first request is a get, put_latency where it is a put, write or commit. Bucket 0
+     * counts those below 2 us, bucket i those of [2^i, 2^(i+1)) us, the last all above as well. (us:
+     * 1024 ns) */
+    uint64_t get_latency[HIFC_LATENCY_BUCKETS], put_latency[HIFC_LATENCY_BUCKETS];
 };
 
 HIFC_API int hifc_stats(struct hifc_ns *ns, struct hifc_stats *out);
@@ -324,6 +375,16 @@ struct hifc_check_result {
 /* Verifies the invariants of docs/format.md on a namespace at rest (nothing in flight);
  * HIFC_CHECK_PAYLOAD also reads and verifies every value. */
 HIFC_API int hifc_check(struct hifc_ns *ns, uint32_t kind, struct hifc_check_result *out);
+
+struct hifc_repair_result {
+    uint32_t segments_damaged; /* found */
+    uint32_t segments_freed;   /* of these */
+    char first_problem[240];   /* why one was not freed */
+};
+
+/* Sets damaged segments free. Whatever stood in them was lost when their headers were, and is now
+ * given up for good. Not on a read-only namespace (-EROFS). */
+HIFC_API int hifc_repair(struct hifc_ns *ns, struct hifc_repair_result *out);
 
 #ifdef __cplusplus
 }

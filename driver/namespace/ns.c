@@ -483,32 +483,3 @@ HIFC_API int hifc_close(struct hifc_ns *ns)
     }
     return error;
 }
-
-HIFC_API int hifc_format(const char *uri, const struct hifc_format_opts *opts)
-{
-    struct hifc_device *device = NULL;
-    struct hifc_engine *engine = NULL;
-    struct hifc_blockio *io = NULL;
-    struct hifc_format_opts none = {0};
-    struct hifc_engine_opts engine_opts = {.queue_depth = 64, .command_timeout_ms = 30000};
-    struct hifc_error kept;
-
-    int error = hifc_device_open(uri, HIFC_DEVICE_CREATE, &device);
-    error = error ? error : hifc_engine_create(device, &engine_opts, &engine);
-    error = error ? error : hifc_blockio_create(device, engine, &io);
-    error = error ? error : hifc_format_device(io, opts ? opts : &none);
-    hifc_error_copy(&kept);
-    if (engine) {
-        hifc_engine_destroy(engine);
-    }
-    if (io) {
-        hifc_blockio_destroy(io);
-    }
-    if (device) {
-        hifc_device_close(device);
-    }
-    if (error) {
-        hifc_error_adopt(&kept);
-    }
-    return error;
-}

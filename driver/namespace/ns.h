@@ -226,6 +226,7 @@ struct hifc_ticket {
     _Atomic uint32_t remaining; /* futex */
     _Atomic uint32_t waiters;
     int fd;
+    uint8_t first_op; /* enum hifc_op of its first request */
     struct hifc_ticket_info info;
     uint64_t start_ns;
 };
@@ -350,7 +351,8 @@ uint32_t ns_span_crc(uint32_t crc, const struct hifc_span *span, uint64_t positi
 /* ---- ticket.c ------------------------------------------------------------------------------- */
 int ns_tickets_create(struct hifc_ns *ns);
 void ns_tickets_destroy(struct hifc_ns *ns);
-struct hifc_ticket *ns_ticket_alloc(struct hifc_ns *ns, uint32_t requests); /* mutex held */
+/* Mutex held. first_op: enum hifc_op of the first of them, for the histograms of latency. */
+struct hifc_ticket *ns_ticket_alloc(struct hifc_ns *ns, uint32_t requests, uint8_t first_op);
 /* Answers a request: mutex held. Wakes who waits when it was the ticket's last. */
 void ns_answer(struct hifc_ns *ns, struct hifc_ticket *ticket, struct hifc_req *req, int status,
                uint64_t bytes, const struct hifc_error *error);
@@ -438,6 +440,8 @@ int ns_seal_write(struct hifc_ns *ns, uint32_t segment, struct hifc_footer *foot
                   const struct hifc_summary_entry *entries, uint32_t entry_count);
 /* Frees every segment in which nothing is live; blocks. The count freed, or negative errno. */
 int ns_reclaim_dead(struct hifc_ns *ns);
+/* Overwrites the segment's header as free, with the next generation; not flushed. Blocks. */
+int ns_write_free_header(struct hifc_ns *ns, uint32_t segment);
 /* Empties one segment and frees it; blocks. 1: progress, 0: nothing may go, negative errno. */
 int ns_reclaim_one(struct hifc_ns *ns);
 /* Reads the summary of a sealed segment; *entries is the caller's to free. */

@@ -128,8 +128,18 @@ static const struct stats_field {
 #define STATS_FIELD_COUNT (sizeof(STATS_FIELDS) / sizeof(STATS_FIELDS[0]))
 #define STATS_U32_COUNT 4 /* segments, segments_free, segments_damaged, direct */
 _Static_assert(sizeof(struct hifc_stats) ==
-                   16 + 32 + 8 * (STATS_FIELD_COUNT - STATS_U32_COUNT) + 4 * STATS_U32_COUNT,
+                   16 + 32 + 8 * (STATS_FIELD_COUNT - STATS_U32_COUNT) + 4 * STATS_U32_COUNT +
+                       2 * 8 * HIFC_LATENCY_BUCKETS,
                "a field of struct hifc_stats is missing in STATS_FIELDS");
+
+static void add_histogram(struct reply *reply, const char *name, const uint64_t *buckets)
+{
+    add(reply, ", \"%s\": [", name);
+    for (unsigned i = 0; i < HIFC_LATENCY_BUCKETS; i++) {
+        add(reply, "%s%llu", i ? ", " : "", (unsigned long long)buckets[i]);
+    }
+    add(reply, "]");
+}
 
 static int reply_stats(struct hifc_owner *owner, struct reply *reply)
 {
@@ -148,6 +158,8 @@ static int reply_stats(struct hifc_owner *owner, struct reply *reply)
         memcpy(field->size == 8 ? (void *)&wide : (void *)&narrow, at, field->size);
         add(reply, ", \"%s\": %llu", field->name, (unsigned long long)(wide + narrow));
     }
+    add_histogram(reply, "get_latency", stats.get_latency);
+    add_histogram(reply, "put_latency", stats.put_latency);
     return 0;
 }
 

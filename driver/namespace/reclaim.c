@@ -24,7 +24,7 @@
 
 /* ---- freeing -------------------------------------------------------------------------------- */
 
-static int write_free_header(struct hifc_ns *ns, uint32_t segment)
+int ns_write_free_header(struct hifc_ns *ns, uint32_t segment)
 {
     struct hifc_segment_header *header = aligned_alloc(HIFC_PAGE_BYTES, HIFC_PAGE_BYTES);
     if (!header) {
@@ -46,7 +46,7 @@ static int free_segments(struct hifc_ns *ns, const uint32_t *list, uint32_t coun
 {
     int error = ns_flush(ns);
     for (uint32_t i = 0; i < count && !error; i++) {
-        error = write_free_header(ns, list[i]);
+        error = ns_write_free_header(ns, list[i]);
     }
     if (!error) {
         error = hifc_blockio_flush(ns->io);

@@ -523,7 +523,7 @@ HIFC_API int hifc_submit(struct hifc_ns *ns, struct hifc_req *reqs, uint32_t cou
         return error;
     }
     pthread_mutex_lock(&ns->mutex);
-    struct hifc_ticket *ticket = ns_ticket_alloc(ns, count);
+    struct hifc_ticket *ticket = ns_ticket_alloc(ns, count, reqs[0].op);
     if (!ticket) {
         pthread_mutex_unlock(&ns->mutex);
         scratch_free(&scratch);

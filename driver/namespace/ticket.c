@@ -47,13 +47,14 @@ void ns_tickets_destroy(struct hifc_ns *ns)
     ns->tickets = NULL;
 }
 
-struct hifc_ticket *ns_ticket_alloc(struct hifc_ns *ns, uint32_t requests)
+struct hifc_ticket *ns_ticket_alloc(struct hifc_ns *ns, uint32_t requests, uint8_t first_op)
 {
     struct hifc_ticket *ticket = ns->free_tickets;
     if (!ticket) {
         return NULL;
     }
     ns->free_tickets = ticket->next_free;
+    ticket->first_op = first_op;
     ticket->info.requests = requests;
     ticket->info.completed = ticket->info.failed = ticket->info.other = 0;
     ticket->info.bytes = ticket->info.elapsed_ns = 0;
@@ -65,9 +66,37 @@ struct hifc_ticket *ns_ticket_alloc(struct hifc_ns *ns, uint32_t requests)
     return ticket;
 }
 
+/* Which bucket of a histogram of latency counts it. */
+static unsigned latency_bucket(uint64_t elapsed_ns)
+{
+    unsigned bucket = elapsed_ns < 2048 ? 0 : 63u - (unsigned)__builtin_clzll(elapsed_ns) - 10u;
+    return bucket < HIFC_LATENCY_BUCKETS ? bucket : HIFC_LATENCY_BUCKETS - 1;
+}
+
+static void count_latency(struct hifc_ticket *ticket)
+{
+    struct hifc_stats *stats = &ticket->ns->stats;
+    if (ticket->info.bytes == 0) {
+        return; /* answered from the index: that says nothing about the device */
+    }
+    switch (ticket->first_op) {
+    case HIFC_OP_GET:
+        stats->get_latency[latency_bucket(ticket->info.elapsed_ns)]++;
+        break;
+    case HIFC_OP_PUT:
+    case HIFC_OP_WRITE:
+    case HIFC_OP_COMMIT:
+        stats->put_latency[latency_bucket(ticket->info.elapsed_ns)]++;
+        break;
+    default:
+        break;
+    }
+}
+
 static void ticket_done(struct hifc_ticket *ticket)
 {
     ticket->info.elapsed_ns = ns_now() - ticket->start_ns;
+    count_latency(ticket);
     if (ticket->fd >= 0) {
         eventfd_write(ticket->fd, 1);
     }

@@ -24,6 +24,7 @@ static int give_stats(void *context, struct hifc_stats *out)
     out->capacity_bytes = UINT64_MAX;
     out->segments_damaged = 7;
     out->leases = 42;
+    out->put_latency[HIFC_LATENCY_BUCKETS - 1] = 3;
     return 0;
 }
 
@@ -95,7 +96,8 @@ TEST(answers_are_one_object_on_one_line)
     CHECK(strstr(answer, "\"label\": \"a \\u0022quoted\\u0022\\u000a\\u005c\""));
     CHECK(strstr(answer, "\"capacity_bytes\": 18446744073709551615,"));
     CHECK(strstr(answer, "\"segments_damaged\": 7,"));
-    CHECK(strstr(answer, "\"leases\": 42}\n"));
+    CHECK(strstr(answer, "\"leases\": 42, \"get_latency\": [0, "));
+    CHECK(strstr(answer, ", 0, 3]}\n"));
     stop(owner);
 }
 
