@@ -207,7 +207,8 @@ class Stats(Structure):
             "evicted_count evicted_bytes reclaimed_segments batches batch_entries poll_count "
             "poll_empty_count recovery_ns recovered_entries recovery_dropped recovery_damaged "
             "requests_inflight buffer_used_bytes buffer_peak_bytes buffer_size_bytes "
-            "reservations leases"
+            "reservations leases write_budget_bytes write_budget_left_bytes get_elapsed_ns "
+            "put_elapsed_ns"
         ),
         ("get_latency", c_uint64 * LATENCY_BUCKETS),
         ("put_latency", c_uint64 * LATENCY_BUCKETS),
@@ -319,6 +320,7 @@ _SYMBOLS: dict[str, tuple[Any, tuple[Any, ...], str | None]] = {
     "hifc_sync": (c_int, (_NS,), "sync"),
     "hifc_drain": (c_int, (_NS, c_int64), "drain"),
     "hifc_stats": (c_int, (_NS, POINTER(Stats)), "read statistics"),
+    "hifc_publish": (c_int, (_NS, c_char_p), "publish"),
     "hifc_health": (c_int, (_NS, _ARRAY), "read the health log"),
     "hifc_check": (c_int, (_NS, c_uint32, POINTER(CheckResult)), "check"),
     "hifc_repair": (c_int, (_NS, POINTER(RepairResult)), "repair"),

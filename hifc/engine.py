@@ -39,6 +39,7 @@ from hifc.metrics import Metrics
 from hifc.namespace import Namespace
 from hifc.policy import HiFCPolicy
 from hifc.prefetch import HiFCPrefetcher
+from hifc.publish import Publisher
 from hifc.request import Answer, BlockClass, class_of, key_bytes
 from hifc.ticket import Ticket
 from hifc.units import format_size, page_up
@@ -89,6 +90,7 @@ class HiFC:
         self._limit_bytes = self.config.memory_budget - self.config.memory_reserved
         self.namespace = open_namespace(self.config)
         self._gauges()
+        self._publisher = Publisher(self)
 
     # ---- blocks in and out
 
@@ -255,6 +257,7 @@ class HiFC:
 
     def close(self) -> None:
         """Writes resident blocks of class reuse, then closes the namespace. Idempotent."""
+        self._publisher.stop()
         with self._lock:
             if self.namespace.closed:
                 self.namespace.close()
@@ -519,6 +522,15 @@ class HiFC:
             ("write_amplification", "Bytes written over bytes accepted"),
         ):
             gauge(f"namespace_{name}", text, functools.partial(self._stat, name))
+
+    def publish(self, before: Mapping[str, float]) -> Mapping[str, float]:
+        """What hifc.publish calls: shows the counters beside the namespace's own statistics."""
+        values = {
+            name: self.metrics[name] for name in self.metrics if not name.startswith("namespace_")
+        }
+        if values != before:
+            self.namespace.publish(values)
+        return values
 
     def _stat(self, name: str) -> float:
         with contextlib.suppress(ClosedError):

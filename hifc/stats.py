@@ -68,6 +68,10 @@ class NamespaceStats:
     buffer_size_bytes: int
     reservations: int
     leases: int
+    write_budget_bytes: int  # a day; 0: none
+    write_budget_left_bytes: int
+    get_elapsed_ns: int  # of the tickets in the histograms
+    put_elapsed_ns: int
     get_latency: tuple[int, ...]  # tickets by time: see hifc.h, and latency_us below
     put_latency: tuple[int, ...]
 

@@ -353,14 +353,20 @@ struct hifc_stats {
     uint64_t requests_inflight;
     uint64_t buffer_used_bytes, buffer_peak_bytes, buffer_size_bytes;
     uint64_t reservations, leases;
-    /* Tickets by the time from submission to last completion, those that moved bytes: get_latency
-     * where the first request is a get, put_latency where it is a put, write or commit. Bucket 0
-     * counts those below 2 us, bucket i those of [2^i, 2^(i+1)) us, the last all above as well. (us:
-     * 1024 ns) */
+    uint64_t write_budget_bytes, write_budget_left_bytes; /* a day; 0: none (HIFC_ADMIT_BUDGET) */
+    /* Tickets by the time from submission to last completion, those that moved bytes: get where the
+     * first request is a get, put where it is a put, write or commit. Their sum, and how many:
+     * bucket 0 counts those below 2 us, bucket i those of [2^i, 2^(i+1)) us, the last all above as
+     * well. (us: 1024 ns) */
+    uint64_t get_elapsed_ns, put_elapsed_ns;
     uint64_t get_latency[HIFC_LATENCY_BUCKETS], put_latency[HIFC_LATENCY_BUCKETS];
 };
 
 HIFC_API int hifc_stats(struct hifc_ns *ns, struct hifc_stats *out);
+/* What the program above wants others to see with the statistics, on the owner's socket: a JSON
+ * object of at most HIFC_PUBLISH_MAX_BYTES, kept until the next one. NULL: nothing any more. */
+#define HIFC_PUBLISH_MAX_BYTES 8192u
+HIFC_API int hifc_publish(struct hifc_ns *ns, const char *json);
 /* The NVMe SMART / health log page (512 bytes). -ENOTSUP: the device has none. */
 HIFC_API int hifc_health(struct hifc_ns *ns, uint8_t log[512]);
 

@@ -57,7 +57,7 @@ static bool second_use(struct ns_ghost *ghost, const struct hifc_key *key)
     return seen;
 }
 
-static bool within_budget(struct hifc_ns *ns, uint64_t bytes)
+static void earn(struct hifc_ns *ns)
 {
     uint64_t now = ns_now();
     double earned = (double)ns->opts.write_budget_bytes_per_day *
@@ -69,6 +69,17 @@ static bool within_budget(struct hifc_ns *ns, uint64_t bytes)
             ns->budget_bytes = (int64_t)ns->opts.write_budget_bytes_per_day;
         }
     }
+}
+
+uint64_t ns_budget_left(struct hifc_ns *ns)
+{
+    earn(ns);
+    return ns->budget_bytes > 0 ? (uint64_t)ns->budget_bytes : 0;
+}
+
+static bool within_budget(struct hifc_ns *ns, uint64_t bytes)
+{
+    earn(ns);
     if (ns->budget_bytes < (int64_t)bytes) {
         return false;
     }

@@ -189,10 +189,21 @@ static int owner_health(void *context, uint8_t log[512])
 
 static int owner_detach(void *context);
 
+static void owner_published(void *context, char *json, size_t size)
+{
+    struct hifc_ns *ns = context;
+    pthread_mutex_lock(&ns->mutex);
+    const char *text = ns->published ? ns->published : "";
+    size_t length = strlen(text); /* hifc_publish took no more than fits */
+    memcpy(json, text, length < size ? length + 1 : 0);
+    pthread_mutex_unlock(&ns->mutex);
+}
+
 static int open_owner(struct hifc_ns *ns)
 {
     static const struct hifc_owner_ops ops = {
-        .stats = owner_stats, .health = owner_health, .detach = owner_detach};
+        .stats = owner_stats, .health = owner_health, .detach = owner_detach,
+        .published = owner_published};
     if (ns->read_only || ns->opts.no_owner_socket) {
         return 0;
     }
@@ -332,6 +343,7 @@ static void destroy(struct hifc_ns *ns)
     }
     free(ns->segments);
     free(ns->free_list);
+    free(ns->published);
     pthread_cond_destroy(&ns->changed);
     pthread_mutex_destroy(&ns->mutex);
     free(ns);

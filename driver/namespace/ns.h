@@ -296,6 +296,7 @@ struct hifc_ns {
     uint64_t entries_swap;
     struct hifc_stats stats; /* counters; hifc_stats fills in the rest */
     struct hifc_error last_device_error;
+    char *published; /* JSON, or NULL */
 
     /* janitor */
     pthread_t janitor;
@@ -423,6 +424,8 @@ void ns_table_keep(struct hifc_ns *ns, uint32_t segment, uint32_t offset, uint32
 /* ---- admission.c: mutex held ---------------------------------------------------------------- */
 int ns_admission_create(struct hifc_ns *ns);
 void ns_admission_destroy(struct hifc_ns *ns);
+/* Bytes that the write budget has left now. */
+uint64_t ns_budget_left(struct hifc_ns *ns);
 bool ns_admit(struct hifc_ns *ns, const struct hifc_key *key, uint64_t bytes);
 
 /* ---- janitor.c, reclaim.c ------------------------------------------------------------------- */

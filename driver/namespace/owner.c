@@ -123,7 +123,8 @@ static const struct stats_field {
     FIELD(batches), FIELD(batch_entries), FIELD(poll_count), FIELD(poll_empty_count),
     FIELD(recovery_ns), FIELD(recovered_entries), FIELD(recovery_dropped), FIELD(recovery_damaged),
     FIELD(requests_inflight), FIELD(buffer_used_bytes), FIELD(buffer_peak_bytes),
-    FIELD(buffer_size_bytes), FIELD(reservations), FIELD(leases),
+    FIELD(buffer_size_bytes), FIELD(reservations), FIELD(leases), FIELD(write_budget_bytes),
+    FIELD(write_budget_left_bytes), FIELD(get_elapsed_ns), FIELD(put_elapsed_ns),
 };
 #define STATS_FIELD_COUNT (sizeof(STATS_FIELDS) / sizeof(STATS_FIELDS[0]))
 #define STATS_U32_COUNT 4 /* segments, segments_free, segments_damaged, direct */
@@ -160,6 +161,11 @@ static int reply_stats(struct hifc_owner *owner, struct reply *reply)
     }
     add_histogram(reply, "get_latency", stats.get_latency);
     add_histogram(reply, "put_latency", stats.put_latency);
+    if (owner->ops->published) {
+        char json[HIFC_PUBLISH_MAX_BYTES + 1];
+        owner->ops->published(owner->context, json, sizeof json);
+        add(reply, "%s%s", json[0] ? ", \"published\": " : "", json);
+    }
     return 0;
 }
 

@@ -16,6 +16,8 @@ struct hifc_owner_ops {
     int (*stats)(void *context, struct hifc_stats *out);
     int (*health)(void *context, uint8_t log[512]);
     int (*detach)(void *context);
+    /* The JSON object that goes with the statistics, or "". NULL: there is none. */
+    void (*published)(void *context, char *json, size_t size);
 };
 
 /* Listens in folder (NULL: the one of run_folder.h), which is made if it is missing. */

@@ -3,6 +3,7 @@
  * state.c - what a caller asks of an open namespace beside its values: memory, health, statistics;
  * and what the library says of itself.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "namespace/ns.h"
@@ -114,6 +115,10 @@ HIFC_API int hifc_stats(struct hifc_ns *ns, struct hifc_stats *out)
     out->requests_inflight = ns->requests_inflight;
     out->reservations = ns->reservation_count;
     out->leases = ns->lease_count;
+    if (ns->opts.admission == HIFC_ADMIT_BUDGET) {
+        out->write_budget_bytes = ns->opts.write_budget_bytes_per_day;
+        out->write_budget_left_bytes = ns_budget_left(ns);
+    }
     pthread_mutex_unlock(&ns->mutex);
     out->device_read_bytes = io.read_bytes;
     out->device_write_bytes = io.write_bytes;
@@ -123,6 +128,31 @@ HIFC_API int hifc_stats(struct hifc_ns *ns, struct hifc_stats *out)
     out->poll_empty_count = io.poll_empty_count;
     hifc_pools_usage(ns->pools, &out->buffer_used_bytes, &out->buffer_peak_bytes,
                      &out->buffer_size_bytes);
+    return 0;
+}
+
+HIFC_API int hifc_publish(struct hifc_ns *ns, const char *json)
+{
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
+    size_t length = error || !json ? 0 : strlen(json);
+    if (error) {
+        return error;
+    }
+    if (json && (length < 2 || length > HIFC_PUBLISH_MAX_BYTES || json[0] != '{' ||
+                 json[length - 1] != '}' || strchr(json, '\n'))) {
+        return hifc_fail(-EINVAL, "publish wants one JSON object on one line, of at most %u bytes",
+                         HIFC_PUBLISH_MAX_BYTES);
+    }
+    char *copy = json ? strdup(json) : NULL;
+    if (json && !copy) {
+        return hifc_fail(-ENOMEM, "no memory to publish %zu bytes", length);
+    }
+    pthread_mutex_lock(&ns->mutex);
+    char *before = ns->published;
+    ns->published = copy;
+    pthread_mutex_unlock(&ns->mutex);
+    free(before);
     return 0;
 }
 

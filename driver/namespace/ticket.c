@@ -76,17 +76,20 @@ static unsigned latency_bucket(uint64_t elapsed_ns)
 static void count_latency(struct hifc_ticket *ticket)
 {
     struct hifc_stats *stats = &ticket->ns->stats;
+    uint64_t elapsed_ns = ticket->info.elapsed_ns;
     if (ticket->info.bytes == 0) {
         return; /* answered from the index: that says nothing about the device */
     }
     switch (ticket->first_op) {
     case HIFC_OP_GET:
-        stats->get_latency[latency_bucket(ticket->info.elapsed_ns)]++;
+        stats->get_latency[latency_bucket(elapsed_ns)]++;
+        stats->get_elapsed_ns += elapsed_ns;
         break;
     case HIFC_OP_PUT:
     case HIFC_OP_WRITE:
     case HIFC_OP_COMMIT:
-        stats->put_latency[latency_bucket(ticket->info.elapsed_ns)]++;
+        stats->put_latency[latency_bucket(elapsed_ns)]++;
+        stats->put_elapsed_ns += elapsed_ns;
         break;
     default:
         break;

@@ -222,6 +222,42 @@ TEST(tickets_that_moved_bytes_are_counted_by_their_time)
     CHECK_EQ(hifc_stats(ns, &stats), 0);
     CHECK_EQ(sum(stats.get_latency), 2);
     CHECK_EQ(sum(stats.put_latency), 1);
+    CHECK(stats.get_elapsed_ns > 0 && stats.put_elapsed_ns > 0);
+    CHECK_EQ(hifc_close(ns), 0);
+}
+
+TEST(a_write_budget_is_told)
+{
+    struct hifc_stats stats;
+    format_ns();
+    struct hifc_open_opts opts = {.pool_size_bytes = 8u << 20, .admission = HIFC_ADMIT_BUDGET,
+                                  .write_budget_bytes_per_day = 1u << 20};
+    struct hifc_ns *ns;
+    CHECK_EQ(hifc_open(NAME, &opts, &ns), 0);
+    CHECK_EQ(put(ns, 1, 400000), HIFC_OK);
+    CHECK_EQ(hifc_stats(ns, &stats), 0);
+    CHECK_EQ(stats.write_budget_bytes, 1u << 20);
+    CHECK(stats.write_budget_left_bytes < 700000);
+    CHECK(stats.write_budget_left_bytes > 600000);
+    CHECK_EQ(hifc_close(ns), 0);
+}
+
+TEST(only_an_object_on_one_line_is_published)
+{
+    static char large[HIFC_PUBLISH_MAX_BYTES + 2];
+    format_ns();
+    struct hifc_ns *ns = open_ns(0);
+    memset(large, ' ', sizeof large - 1);
+    large[0] = '{';
+    large[HIFC_PUBLISH_MAX_BYTES] = '}';
+    CHECK_EQ(hifc_publish(ns, large), -EINVAL);
+    CHECK_EQ(hifc_publish(ns, large + 1), -EINVAL);
+    CHECK_EQ(hifc_publish(ns, "{\n}"), -EINVAL);
+    large[HIFC_PUBLISH_MAX_BYTES] = '\0';
+    large[HIFC_PUBLISH_MAX_BYTES - 1] = '}';
+    CHECK_EQ(hifc_publish(ns, large), 0);
+    CHECK_EQ(hifc_publish(ns, NULL), 0);
+    CHECK_EQ(hifc_publish(ns, "{\"hit\": 1}"), 0);
     CHECK_EQ(hifc_close(ns), 0);
 }
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from hifc import (
     Namespace,
     NoSpace,
 )
+from hifc_admin import owner
 
 BLOCK = (2, 3, 64, 40)  # 61440 bytes of float32 and a trailer: 16 pages
 HELD = 64 << 10
@@ -321,3 +324,25 @@ def test_close_is_final_and_idempotent() -> None:
     with pytest.raises(ClosedError):
         hifc.store(key(2), tensor(2))
     assert "hifc_store_count_total 1" in hifc.metrics.prometheus()
+
+
+def test_counters_are_shown_on_the_owner_socket(tmp_path: Path) -> None:
+    device = f"file://{tmp_path}/kv?size=16MiB"
+    with HiFC({"device": device, "format": "always", "segment_size": "256KiB"}) as engine:
+        engine.store(b"k" * 16, np.ones(100, dtype=np.float32))
+        engine.load(b"k" * 16)
+        before = engine.publish({})
+        assert (before["hit"], before["total_access"]) == (1, 1)
+        path = owner.find(device)
+        assert path is not None
+        assert owner.ask(path, "stats")["published"]["hit"] == 1
+        assert engine.publish(before) == before
+
+
+def test_an_engine_that_nobody_keeps_goes(tmp_path: Path) -> None:
+    device = f"file://{tmp_path}/kv?size=16MiB"
+    config = {"device": device, "format": "always", "segment_size": "256KiB"}
+    gone = weakref.ref(HiFC(config))
+    gc.collect()
+    assert gone() is None
+    HiFC(config).close()
