@@ -226,6 +226,24 @@ TEST(a_chunk_ends_on_a_block_where_the_scatter_list_is_full)
     scripted_free(device);
 }
 
+TEST(a_chunk_ends_at_a_boundary_of_the_device)
+{
+    struct scripted_device *device = scripted_create(DEVICE_BYTES);
+    device->base.geometry.max_transfer_bytes = 64 << 10;
+    device->base.geometry.boundary_bytes = 64 << 10;
+    struct hifc_engine *engine = engine_on(device, 8);
+    struct job *job = job_new(engine, device, HIFC_IO_READ, 5 * PAGE, 160 << 10);
+    CHECK_EQ(run_job(job), 0);
+    CHECK_EQ(device->log_count, 3); /* cut from its start on, it would be five below */
+    CHECK_EQ(device->log[0].length_bytes, 11 * PAGE);
+    CHECK_EQ(device->log[1].offset_bytes, 16 * PAGE);
+    CHECK_EQ(device->log[1].length_bytes, 16 * PAGE);
+    CHECK_EQ(device->log[2].length_bytes, 13 * PAGE);
+    job_free(job);
+    hifc_engine_destroy(engine);
+    scripted_free(device);
+}
+
 TEST(neighbours_in_memory_become_one_element)
 {
     struct scripted_device *device = scripted_create(DEVICE_BYTES);
