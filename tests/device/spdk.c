@@ -369,6 +369,21 @@ TEST(a_killed_target_is_an_error_and_its_successor_works)
     rig_close(&rig);
 }
 
+/* SPDK calls the same sendmsg as this program does: the one of spdk_env.c. */
+TEST(a_broken_socket_ends_nobody)
+{
+    int pair[2];
+    struct iovec iov = {"x", 1};
+    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
+    signal(SIGPIPE, SIG_DFL);
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+    CHECK_EQ(sendmsg(pair[0], &message, 0), 1);
+    close(pair[1]);
+    CHECK_EQ(sendmsg(pair[0], &message, 0), -1);
+    CHECK_EQ(errno, EPIPE);
+    close(pair[0]);
+}
+
 TEST(two_queue_pairs_come_back_one_after_the_other)
 {
     struct rig rig = rig_open(uri(), HIFC_DEVICE_READ_ONLY, COUNT), other = rig;
