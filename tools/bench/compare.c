@@ -45,7 +45,7 @@ struct rig {
     bool taken[DEPTH_MAX]; /* shares of the memory, by requests in flight */
     uint32_t free_count;
     uint64_t submissions, submitted;
-    double *per_s[SIDES], *cpu_ns[SIDES], *ratio, *empty;
+    double *per_s[SIDES], *cpu_ns[SIDES], *ratio, *empty, *share;
 };
 
 /* ---- the account ---------------------------------------------------------------------------- */
@@ -71,6 +71,7 @@ struct bench_rate bench_account_end(const struct bench_account *account)
     }
     return (struct bench_rate){.per_s = (double)account->operations / wall_s,
                                .cpu_ns = busy_ns / operations,
+                               .share = (double)cpu_ns * 1e-9 / wall_s,
                                .empty = (double)account->empty /
                                         (double)(account->polls ? account->polls : 1)};
 }
@@ -267,6 +268,7 @@ static void rig_open(struct rig *rig, const struct bench_options *options)
     }
     rig->ratio = allocate(options->rounds * sizeof(double));
     rig->empty = allocate(options->rounds * sizeof(double));
+    rig->share = allocate(options->rounds * sizeof(double));
 }
 
 /* ---- rounds --------------------------------------------------------------------------------- */
@@ -283,6 +285,7 @@ static void run_round(struct rig *rig, uint32_t round)
         rig->cpu_ns[side][round] = rate.cpu_ns;
         if (side == BARE) {
             rig->empty[round] = rate.empty;
+            rig->share[round] = rate.share;
         }
     }
     rig->ratio[round] = rig->per_s[ENGINE][round] / rig->per_s[BARE][round];
@@ -305,6 +308,7 @@ static void print(struct rig *rig, const struct hifc_stats *before, const struct
     bench_print("cpu_ns_per_op_hifc_without_checksum",
                 bench_quartiles(rig->cpu_ns[ENGINE_BARE_CHECKSUM], rounds), true);
     bench_print("empty_poll_share_spdk", bench_quartiles(rig->empty, rounds), true);
+    bench_print("cpu_share", bench_quartiles(rig->share, rounds), true);
     printf("\"idle_poll_ns\": %.0f", (double)rig->limit_tsc / 2 * bench_ns_per_tsc());
     if (options->write) {
         uint64_t written = after->device_write_bytes - before->device_write_bytes;

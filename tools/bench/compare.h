@@ -26,6 +26,7 @@ struct bench_rate {
     double per_s;
     double cpu_ns; /* an operation */
     double empty;  /* share of polls */
+    double share;  /* of its CPU that the thread had: less than one where others had it */
 };
 
 void bench_account_start(struct bench_account *account, uint64_t limit_tsc, uint32_t round_ms);
