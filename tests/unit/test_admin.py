@@ -94,18 +94,18 @@ def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[target.Targe
 
 def test_a_drive_is_confirmed_by_serial_and_nsid(drive: tuple[target.Target, Path]) -> None:
     device, sysroot = drive
-    assert target.confirm_id(device, sysroot) == "S5GX/2"
+    assert target.confirm_ids(device, sysroot) == ["S5GX/2"]
     target.refuse_if_in_use(device, sysroot)
 
 
 def test_a_fabrics_namespace_is_confirmed_by_nqn_and_nsid() -> None:
     device = target.parse("spdk+tcp://127.0.0.1:4420/nqn.2024-01.org.hifc:kv?ns=3")
-    assert target.confirm_id(device) == "nqn.2024-01.org.hifc:kv/3"
+    assert target.confirm_ids(device) == ["nqn.2024-01.org.hifc:kv/3"]
 
 
 def test_a_path_may_be_percent_encoded(tmp_path: Path) -> None:
     device = target.parse(f"file://{tmp_path}/a%20100%25.img?size=1MiB")
-    assert target.confirm_id(device) == f"{tmp_path.resolve()}/a 100%.img"
+    assert target.confirm_ids(device) == [f"{tmp_path.resolve()}/a 100%.img"]
     assert device.parameters == {"size": "1MiB"}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hifc-admin on a namespace: format, info, list-keys, fsck."""
+"""hifc-admin on a namespace: format, info, list-keys, dump."""
 
 from __future__ import annotations
 
@@ -97,26 +97,51 @@ def test_list_keys(admin: Shell, uri: str, path: Path) -> None:
     assert len(admin.json("list-keys", uri, "--limit", "2")[1]["data"]["entries"]) == 2
 
 
-def test_fsck_of_a_sound_namespace(admin: Shell, uri: str, path: Path) -> None:
+def test_info_describes_the_device_below(admin: Shell, uri: str, path: Path) -> None:
+    format_at(admin, uri, path)
+    below = admin.json("info", uri)[1]["data"]["device"]
+    assert below["model"].startswith("file")
+    assert below["size_bytes"] == 16 << 20
+    assert "nvme" not in below["flags"]
+
+
+def test_dump_shows_a_value(admin: Shell, uri: str, path: Path) -> None:
     format_at(admin, uri, path)
     keys = fill(uri)
-    code, document = admin.json("fsck", uri, "--payload")
+    code, document = admin.json("dump", uri, keys[2].hex(), "--limit", "20")
     assert code == 0
-    assert document["data"]["entries_checked"] == len(keys)
-    assert document["problems"] == []
+    assert document["data"]["length"] == 3000
+    assert document["data"]["hex"] == "02" * 20
+    assert admin("dump", uri, keys[2].hex()) == 0
+    assert "00000010  02 02" in admin.out
+    assert "2744 more bytes" in admin.out
 
 
-def test_fsck_finds_a_flipped_byte_and_changes_nothing(admin: Shell, uri: str, path: Path) -> None:
+def test_dump_writes_a_whole_value(admin: Shell, uri: str, path: Path, tmp_path: Path) -> None:
     format_at(admin, uri, path)
-    fill(uri)
+    keys = fill(uri)
+    out = tmp_path / "value"
+    assert admin("dump", uri, keys[4].hex(), "--output", str(out)) == 0
+    assert out.read_bytes() == bytes([4]) * 5000
+
+
+def test_dump_of_what_is_not_there(admin: Shell, uri: str, path: Path) -> None:
+    format_at(admin, uri, path)
+    code, document = admin.json("dump", uri, "ff" * 16)
+    assert (code, code_of(document)) == (Exit.FAILED, "not-found")
+    for key in ("ff", "zz" * 16, "ff" * 17):
+        assert admin.json("dump", uri, key)[0] == Exit.USAGE
+
+
+def test_dump_of_a_corrupt_value_says_so(admin: Shell, uri: str, path: Path) -> None:
+    format_at(admin, uri, path)
+    keys = fill(uri)
     image = bytearray(path.read_bytes())
-    place = image.index(bytes([4]) * 5000)
-    image[place + 2500] ^= 1
+    image[image.index(bytes([4]) * 5000) + 7] ^= 1
     path.write_bytes(image)
-    code, document = admin.json("fsck", uri, "--payload")
-    assert code == Exit.FAILED
-    assert code_of(document) == "check-failed"
-    assert path.read_bytes() == image
+    code, document = admin.json("dump", uri, keys[4].hex())
+    assert (code, code_of(document)) == (Exit.FAILED, "corrupt")
+    assert admin.json("dump", uri, keys[3].hex())[0] == 0
 
 
 def test_a_file_without_a_namespace(admin: Shell, path: Path) -> None:

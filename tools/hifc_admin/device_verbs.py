@@ -6,10 +6,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from hifc.namespace import Namespace
+from hifc import device
 from hifc_admin import owner, smart_log, text
 from hifc_admin.parsing import Verbs, add_verb
-from hifc_admin.result import Result
+from hifc_admin.result import Exit, Failure, Problem, Result
 
 
 def register(verbs: Verbs) -> None:
@@ -17,26 +17,30 @@ def register(verbs: Verbs) -> None:
         verbs,
         "smart",
         smart,
-        "show the health log of the drive under a namespace",
+        "show the health log of a drive, also while an engine owns it",
         "hifc-admin smart 'spdk+tcp://192.0.2.1:4420/nqn.2024-01.org.example:kv?ns=1'",
     )
     parser.add_argument("uri", metavar="URI")
 
 
 def smart(arguments: argparse.Namespace) -> Result:
-    log = smart_log.decode(_health(arguments.uri))
+    log = smart_log.decode(health_log(arguments.uri))
     data = {"uri": arguments.uri, **dataclasses.asdict(log)}
     rows = [(name, _shown(name, value)) for name, value in data.items()]
     return Result(data, text.pairs(rows), smart_log.problems(arguments.uri, log))
 
 
-def _health(uri: str) -> bytes:
-    """The log page, from the process that owns the device if there is one."""
+def health_log(uri: str) -> bytes:
+    """The log page, from the process that owns the device if there is one; else from the device,
+    whatever stands on it. Raises Failure where it has none."""
     path = owner.find(uri)
     if path is not None:
         return bytes.fromhex(owner.ask(path, "health")["log"])
-    with Namespace.open(uri, read_only=True) as namespace:
-        return namespace.health().raw
+    found = device.device_info(uri)
+    if found.health is None:
+        problem = Problem("not-supported", uri, found.health_problem)
+        raise Failure(Exit.PREREQUISITE, problem)
+    return found.health
 
 
 def _shown(name: str, value: object) -> object:

@@ -1,64 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs on a namespace: format, info, fsck, list-keys. All but format change nothing."""
+"""The verbs that show a namespace: info, list-keys, dump. None of them changes anything."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import itertools
-import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from hifc.errors import ConfigError
-from hifc.namespace import Namespace
-from hifc.units import parse_size
-from hifc_admin import target, text
+from hifc import device, driver
+from hifc.device import DeviceInfo
+from hifc.namespace import Entry, Namespace
+from hifc_admin import scan, text
+from hifc_admin.medium_verbs import size
 from hifc_admin.parsing import Verbs, add_verb
 from hifc_admin.result import Exit, Failure, Problem, Result
 from hifc_admin.stats_text import stats_lines
 
+DUMP_LINE_BYTES = 16
+
 
 def register(verbs: Verbs) -> None:
-    parser = add_verb(
-        verbs,
-        "format",
-        format_namespace,
-        "lay an empty namespace on a device; what is there is lost",
-        "hifc-admin format 'file:///var/tmp/kv.hifc?size=8GiB' --confirm /var/tmp/kv.hifc",
-        honours=("dry_run",),
-    )
-    parser.add_argument("uri", metavar="URI")
-    parser.add_argument(
-        "--confirm",
-        metavar="ID",
-        help="names the medium once more: the path of a file, SERIAL/NSID of a drive, "
-        "NQN/NSID of a fabrics namespace",
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite what is there")
-    parser.add_argument(
-        "--segment-size",
-        metavar="SIZE",
-        type=_size,
-        default=0,
-        help="a power of two from 256KiB to 256MiB (default: by the size of the device)",
-    )
-    parser.add_argument("--label", default="", help="up to 31 bytes that info shows")
-
     parser = add_verb(
         verbs, "info", info, "show a namespace", "hifc-admin info file:///var/tmp/kv.hifc"
     )
     parser.add_argument("uri", metavar="URI")
-
-    parser = add_verb(
-        verbs,
-        "fsck",
-        fsck,
-        "verify a namespace at rest, read-only",
-        "hifc-admin fsck file:///var/tmp/kv.hifc --payload",
-    )
-    parser.add_argument("uri", metavar="URI")
-    parser.add_argument("--payload", action="store_true", help="also read and verify every value")
 
     parser = add_verb(
         verbs,
@@ -70,76 +38,50 @@ def register(verbs: Verbs) -> None:
     parser.add_argument("uri", metavar="URI")
     parser.add_argument("--limit", metavar="N", type=int, help="at most so many (default: all)")
 
-
-def _size(written: str) -> int:
-    try:
-        return parse_size(written)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def format_namespace(arguments: argparse.Namespace) -> Result:
-    device = target.parse(arguments.uri)
-    wanted = target.confirm_id(device)
-    if arguments.confirm != wanted:
-        given = "it is missing" if arguments.confirm is None else f"it is {arguments.confirm!r}"
-        fix = f"hifc-admin format {shlex.quote(arguments.uri)} --confirm {shlex.quote(wanted)}"
-        problem = Problem(
-            "not-confirmed",
-            arguments.uri,
-            f"--confirm must be {wanted!r}; {given}",
-            fix=f"if that is the medium to erase: {fix}",
-        )
-        raise Failure(Exit.REFUSED, problem)
-    target.refuse_if_in_use(device)
-    if arguments.dry_run:
-        step = f"lay an empty namespace on {arguments.uri}"
-        return Result({"uri": arguments.uri, "steps": [step]}, [f"would {step}"])
-    Namespace.format(
-        arguments.uri,
-        segment_size=arguments.segment_size,
-        force=arguments.force,
-        label=arguments.label,
+    parser = add_verb(
+        verbs,
+        "dump",
+        dump,
+        "show one value, verified",
+        "hifc-admin dump file:///var/tmp/kv.hifc 6b65792d30303031000000000000000f",
     )
-    with Namespace.open(arguments.uri, read_only=True) as namespace:
-        data = {"uri": arguments.uri, **dataclasses.asdict(namespace.stats())}
-    return Result(data, [f"formatted {arguments.uri}", *stats_lines(data)])
+    parser.add_argument("uri", metavar="URI")
+    parser.add_argument("key", metavar="KEY", type=_key, help="32 hexadecimal digits")
+    parser.add_argument(
+        "--limit",
+        metavar="BYTES",
+        type=size,
+        default=256,
+        help="show at most so many bytes (default: %(default)s)",
+    )
+    parser.add_argument("--output", metavar="FILE", help="write the whole value to FILE")
+
+
+def _key(written: str) -> bytes:
+    try:
+        key = bytes.fromhex(written)
+    except ValueError:
+        key = b""
+    if len(key) != driver.KEY_BYTES:
+        raise argparse.ArgumentTypeError(f"{written!r} is not 32 hexadecimal digits")
+    return key
 
 
 def info(arguments: argparse.Namespace) -> Result:
-    with Namespace.open(arguments.uri, read_only=True) as namespace:
-        data = {"uri": arguments.uri, **dataclasses.asdict(namespace.stats())}
-    return Result(data, stats_lines(data))
+    uri = arguments.uri
+    with Namespace.open(uri, read_only=True) as namespace:
+        stats = dataclasses.asdict(namespace.stats())
+    below = _describe(device.device_info(uri))
+    data = {"uri": uri, **stats, "device": below}
+    lines = stats_lines({"uri": uri, **stats})
+    return Result(data, [*lines, "", "device", *(f"  {line}" for line in stats_lines(below))])
 
 
-def fsck(arguments: argparse.Namespace) -> Result:
-    with Namespace.open(arguments.uri, read_only=True) as namespace:
-        stats = namespace.stats()
-        found = namespace.check(payload=arguments.payload)
-    data = {
-        "uri": arguments.uri,
-        "payload": arguments.payload,
-        "entries_checked": found.entries_checked,
-        "problems": found.problems,
-        "recovery_dropped": stats.recovery_dropped,
-        "recovery_damaged": stats.recovery_damaged,
-        "segments_damaged": stats.segments_damaged,
+def _describe(found: DeviceInfo) -> dict[str, Any]:
+    names = ("model", "serial", "firmware", "nsid", "eui64", "nguid", "size_bytes", "lba_bytes")
+    return {name: getattr(found, name) for name in names} | {
+        "flags": [flag.name.lower() for flag in found.flags if flag.name]
     }
-    result = Result(data, text.pairs(data.items()))
-    if found.problems:
-        result.problems.append(Problem("check-failed", arguments.uri, found.first_problem))
-    if stats.recovery_damaged or stats.segments_damaged:
-        result.problems.append(
-            Problem(
-                "damaged",
-                arguments.uri,
-                "entries that had been acknowledged and flushed are lost",
-                f"{stats.recovery_damaged} entries, {stats.segments_damaged} segments",
-            )
-        )
-    if result.problems:
-        result.exit = Exit.FAILED
-    return result
 
 
 def list_keys(arguments: argparse.Namespace) -> Result:
@@ -152,10 +94,56 @@ def list_keys(arguments: argparse.Namespace) -> Result:
 
 def _entries(namespace: Namespace) -> Iterator[dict[str, Any]]:
     for entry in namespace.list():
-        yield {
-            "key": entry.key.hex(),
-            "length": entry.length_bytes,
-            "parts": entry.part_count,
-            "class": entry.cls.name.lower(),
-            "heat": entry.heat,
-        }
+        yield _fields(entry)
+
+
+def _fields(entry: Entry) -> dict[str, Any]:
+    return {
+        "key": entry.key.hex(),
+        "length": entry.length_bytes,
+        "parts": entry.part_count,
+        "class": entry.cls.name.lower(),
+        "heat": entry.heat,
+    }
+
+
+def dump(arguments: argparse.Namespace) -> Result:
+    uri, key = arguments.uri, arguments.key
+    with Namespace.open(uri, read_only=True) as namespace:
+        entry = next((entry for entry in namespace.list() if entry.key == key), None)
+    if entry is None:
+        detail = f"there is no value under key {key.hex()}"
+        fix = f"hifc-admin list-keys {uri}"
+        raise Failure(Exit.FAILED, Problem("not-found", uri, detail, fix=fix))
+    value = _read(uri, entry)
+    data: dict[str, Any] = {"uri": uri, **_fields(entry)}
+    lines = text.pairs(data.items())
+    if arguments.output:
+        Path(arguments.output).write_bytes(value)
+        data["output"] = arguments.output
+        return Result(data, [*lines, f"written to {arguments.output}"])
+    shown = value[: arguments.limit]
+    data["hex"] = shown.hex()
+    lines += ["", *_hex_lines(shown)]
+    if len(shown) < len(value):
+        lines.append(f"... {len(value) - len(shown)} more bytes; --output FILE writes all")
+    return Result(data, lines)
+
+
+def _read(uri: str, entry: Entry) -> bytes:
+    """The value, or Failure where it does not match its checksum."""
+    pool_bytes = scan.pool_size(entry.length_bytes)
+    with Namespace.open(uri, read_only=True, pool_size=pool_bytes) as namespace:
+        value = namespace.get(entry.key)
+    if value is None:
+        detail = f"the value under key {entry.key.hex()} does not match its checksum"
+        fix = f"hifc-admin fsck {uri} --payload shows what else is hit"
+        raise Failure(Exit.FAILED, Problem("corrupt", uri, detail, fix=fix))
+    return value.tobytes()
+
+
+def _hex_lines(value: bytes) -> Iterator[str]:
+    for at in range(0, len(value), DUMP_LINE_BYTES):
+        line = value[at : at + DUMP_LINE_BYTES]
+        plain = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in line)
+        yield f"{at:08x}  {line.hex(' '):<{3 * DUMP_LINE_BYTES - 1}}  {plain}"

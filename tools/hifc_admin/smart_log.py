@@ -49,6 +49,11 @@ class SmartLog:
     warning_temperature_minutes: int
     critical_temperature_minutes: int
     temperature_sensors_celsius: tuple[int | None, ...]  # None: that sensor does not exist
+    # How often, and how long, the drive slowed down to cool: lightly, then heavily.
+    throttled_light_count: int
+    throttled_heavy_count: int
+    throttled_light_seconds: int
+    throttled_heavy_seconds: int
 
 
 def decode(log: bytes) -> SmartLog:
@@ -81,6 +86,10 @@ def decode(log: bytes) -> SmartLog:
         warning_temperature_minutes=field(192, 4),
         critical_temperature_minutes=field(196, 4),
         temperature_sensors_celsius=tuple(k - KELVIN_OFFSET if k else None for k in sensors),
+        throttled_light_count=field(216, 4),
+        throttled_heavy_count=field(220, 4),
+        throttled_light_seconds=field(224, 4),
+        throttled_heavy_seconds=field(228, 4),
     )
 
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import stat
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 
+from hifc import device
 from hifc_admin.result import Exit, Failure, Problem
 
 FABRICS = ("spdk+tcp", "spdk+rdma")
+# Attributes of an NVMe namespace that the kernel drives.
+IDS_OF_BLOCK = ("eui", "nguid")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,26 +52,54 @@ def parse(uri: str) -> Target:
     return Target(uri, scheme, unquote(name), dict(parse_qsl(query, keep_blank_values=True)))
 
 
-def confirm_id(target: Target, sysroot: Path = Path("/")) -> str:
-    """What names the medium itself and not just the way to it, for --confirm.
+def confirm_ids(target: Target, sysroot: Path = Path("/")) -> list[str]:
+    """What names the medium itself and not just the way to it: each will do for --confirm.
 
-    A file: its path. An NVMe block device: serial/nsid, since all namespaces of a drive share the
-    serial. Fabrics: NQN/nsid. Raises Failure where the identity cannot be told.
+    A file: its path. A drive, driven by the kernel or through SPDK: SERIAL/NSID first, since all
+    namespaces of a drive share the serial, then its EUI-64 and NGUID where it has them. Fabrics:
+    NQN/NSID. Raises Failure where the identity cannot be told, HiFCError where the drive does not
+    answer.
     """
     if target.scheme in FABRICS:
         _, _, nqn = target.name.partition("/")
-        return f"{nqn}/{target.parameters.get('ns', '1')}"
+        return [f"{nqn}/{target.parameters.get('ns', '1')}"]
     path = target.path
-    if path is None:
-        # A drive that left the kernel shows its serial to its driver only.
-        detail = "the identity of a device of this kind cannot be read yet: it is not formatted"
-        fix = "format it as file:///dev/nvmeXnY while the kernel drives it, or over spdk+tcp"
-        raise Failure(Exit.REFUSED, Problem("identity-unknown", target.uri, detail, fix=fix))
-    if not target.is_block_device:
-        return str(path)
-    block = sysroot / "sys/class/block" / path.name
-    serial, nsid = _read(block / "device/serial"), _read(block / "nsid")
-    return f"{serial}/{nsid}" if serial and nsid else str(path)
+    if path is not None and not target.is_block_device:
+        return [str(path)]
+    if path is not None:
+        block = sysroot / "sys/class/block" / path.name
+        serial, nsid = _read(block / "device/serial"), _read(block / "nsid")
+        unique = [_read(block / name).replace(" ", "").replace("-", "") for name in IDS_OF_BLOCK]
+        ids = [f"{serial}/{nsid}"] if serial and nsid else [str(path)]
+        return ids + [name for name in unique if name.strip("0")]
+    return _ids_of_drive(target)
+
+
+def _ids_of_drive(target: Target) -> list[str]:
+    if target.scheme == "spdk":
+        found = device.device_info(target.uri)
+        if found.serial and found.nsid:
+            ids = [f"{found.serial}/{found.nsid}", found.eui64, found.nguid]
+            return [name for name in ids if name]
+    detail = "a device of this kind has nothing that names it for good"
+    problem = Problem("identity-unknown", target.uri, detail)
+    raise Failure(Exit.REFUSED, problem)
+
+
+def require_confirmation(target: Target, given: str | None, command: str) -> None:
+    """Raises Failure unless --confirm names the medium. command: what to repeat, without it."""
+    ids = confirm_ids(target)
+    if given in ids:
+        return
+    said = "it is missing" if given is None else f"it is {given!r}"
+    wanted = " or ".join(repr(name) for name in ids)
+    problem = Problem(
+        "not-confirmed",
+        target.uri,
+        f"--confirm must be {wanted}; {said}",
+        fix=f"if that is the medium to overwrite: {command} --confirm {shlex.quote(ids[0])}",
+    )
+    raise Failure(Exit.REFUSED, problem)
 
 
 def _read(path: Path) -> str:

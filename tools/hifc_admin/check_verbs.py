@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs that verify a namespace at rest: fsck and scrub. Only fsck --repair changes anything.
+
+fsck compares the structures of docs/format.md with each other, scrub reads the values as an
+engine would. A repair gives up what is lost already, so that its room is used and its keys are
+stored again: segments whose header is gone are set free, and with --payload entries whose value
+fails its checksum are deleted. It restores no data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from hifc.namespace import Namespace
+from hifc.stats import CheckResult, NamespaceStats
+from hifc_admin import progress, scan, text
+from hifc_admin.medium_verbs import size
+from hifc_admin.parsing import Verbs, add_verb
+from hifc_admin.result import Exit, Problem, Result, Severity
+
+KEYS_NAMED_MAX = 100
+
+
+def register(verbs: Verbs) -> None:
+    parser = add_verb(
+        verbs,
+        "fsck",
+        fsck,
+        "verify a namespace at rest, and repair it only where that is asked for",
+        "hifc-admin fsck file:///var/tmp/kv.hifc --payload",
+        honours=("dry_run",),
+    )
+    parser.add_argument("uri", metavar="URI")
+    parser.add_argument("--payload", action="store_true", help="also read and verify every value")
+    parser.add_argument(
+        "--repair",
+        action="store_true",
+        help="set damaged segments free and, with --payload, delete entries whose value is lost",
+    )
+
+    parser = add_verb(
+        verbs,
+        "scrub",
+        scrub,
+        "read and verify every value of a namespace at rest",
+        "hifc-admin scrub file:///var/tmp/kv.hifc --rate 200MiB",
+    )
+    parser.add_argument("uri", metavar="URI")
+    parser.add_argument(
+        "--rate",
+        metavar="SIZE",
+        type=size,
+        default=0,
+        help="read at most so many bytes a second (default: no limit)",
+    )
+
+
+# ---- fsck
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What a check saw."""
+
+    stats: NamespaceStats
+    check: CheckResult
+
+    def data(self) -> dict[str, Any]:
+        return {
+            "entries_checked": self.check.entries_checked,
+            "problems": self.check.problems,
+            "recovery_dropped": self.stats.recovery_dropped,
+            "recovery_damaged": self.stats.recovery_damaged,
+            "segments_damaged": self.stats.segments_damaged,
+        }
+
+    @property
+    def ok(self) -> bool:
+        stats = self.stats
+        return self.check.ok and not stats.recovery_damaged and not stats.segments_damaged
+
+
+def _look(namespace: Namespace, payload: bool) -> _Look:
+    return _Look(namespace.stats(), namespace.check(payload=payload))
+
+
+def fsck(arguments: argparse.Namespace) -> Result:
+    uri, payload = arguments.uri, arguments.payload
+    with Namespace.open(uri, read_only=True) as namespace:
+        before = _look(namespace, payload)
+    data = {"uri": uri, "payload": payload, **before.data()}
+    result = Result(data, text.pairs(data.items()), _problems(uri, before))
+    if not arguments.repair:
+        if not before.ok:
+            result.exit = Exit.FAILED
+        return result
+    if arguments.dry_run:
+        data["steps"] = _steps(before, payload)
+        result.lines = [*result.lines, *(f"would {step}" for step in data["steps"])]
+        return result
+    return _repair(arguments, before)
+
+
+def _problems(uri: str, look: _Look) -> list[Problem]:
+    found = []
+    stats = look.stats
+    if look.check.problems:
+        found.append(Problem("check-failed", uri, look.check.first_problem))
+    if stats.recovery_damaged or stats.segments_damaged:
+        lost = stats.segments_damaged * stats.segment_size_bytes
+        found.append(
+            Problem(
+                "damaged",
+                uri,
+                "entries that had been acknowledged and flushed are lost",
+                f"{stats.recovery_damaged} entries; {stats.segments_damaged} segments "
+                f"({text.size(lost)}) with whatever they held",
+                fix=f"hifc-admin fsck {shlex.quote(uri)} --repair gives the room back; no data",
+            )
+        )
+    return found
+
+
+def _steps(look: _Look, payload: bool) -> list[str]:
+    steps = []
+    if look.stats.segments_damaged:
+        steps.append(f"set {look.stats.segments_damaged} damaged segments free")
+    if payload:
+        steps.append("delete every entry whose value cannot be read or fails its checksum")
+    return steps
+
+
+def _repair(arguments: argparse.Namespace, before: _Look) -> Result:
+    """A writable open seals what a crash left open and writes all four superblock copies."""
+    uri = arguments.uri
+    deleted: list[bytes] = []
+    with Namespace.open(uri, pool_size=_pool_size(uri), owner_socket=False) as namespace:
+        repaired = namespace.repair()
+        if arguments.payload:
+            deleted = _delete_lost(arguments, namespace)
+        namespace.sync()
+    with Namespace.open(uri, read_only=True) as namespace:
+        after = _look(namespace, arguments.payload)
+    data = {
+        "uri": uri,
+        "payload": arguments.payload,
+        "before": before.data(),
+        "after": after.data(),
+        "segments_freed": repaired.segments_freed,
+        "entries_deleted": len(deleted),
+        "keys_deleted": [key.hex() for key in deleted[:KEYS_NAMED_MAX]],
+    }
+    lines = [
+        f"segments set free: {repaired.segments_freed} of {repaired.segments_damaged} damaged",
+        f"entries lost with them or before: not known; {before.stats.recovery_damaged} counted",
+        f"entries deleted, their values lost: {len(deleted)}",
+        *(f"  {key.hex()}" for key in deleted[:KEYS_NAMED_MAX]),
+        f"problems left: {after.check.problems}",
+    ]
+    result = Result(data, lines, _problems(uri, after))
+    if repaired.first_problem:
+        result.problems.append(Problem("not-repaired", uri, repaired.first_problem))
+    if result.problems:
+        result.exit = Exit.PARTLY
+    elif deleted or not before.ok:
+        detail = "what was damaged is given up; store it again where it is needed"
+        result.problems.append(Problem("data-lost", uri, detail, severity=Severity.WARNING))
+    return result
+
+
+def _delete_lost(arguments: argparse.Namespace, namespace: Namespace) -> list[bytes]:
+    found = _scan(arguments, namespace, scan.Rate(0))
+    return [key for key in found.lost_keys if namespace.delete(key)]
+
+
+# ---- scrub
+
+
+def scrub(arguments: argparse.Namespace) -> Result:
+    uri = arguments.uri
+    with Namespace.open(uri, read_only=True, pool_size=_pool_size(uri)) as namespace:
+        found = _scan(arguments, namespace, scan.Rate(arguments.rate))
+    named = [key.hex() for key in found.lost_keys[:KEYS_NAMED_MAX]]
+    data = {
+        "uri": uri,
+        "entries_read": found.entries_read,
+        "bytes_read": found.bytes_read,
+        "corrupt": found.corrupt,
+        "unreadable": found.unreadable,
+        "keys": named,
+    }
+    shown = data | {"bytes_read": text.size(found.bytes_read), "keys": " ".join(named) or "none"}
+    result = Result(data, text.pairs(shown.items()))
+    if found.lost_keys:
+        result.exit = Exit.FAILED
+        detail = f"{found.corrupt} values fail their checksum, {found.unreadable} cannot be read"
+        fix = f"hifc-admin fsck {shlex.quote(uri)} --payload --repair deletes them; smart {uri}"
+        result.problems.append(Problem("corrupt", uri, detail, ", ".join(named[:3]), fix))
+    return result
+
+
+def _pool_size(uri: str) -> int:
+    with Namespace.open(uri, read_only=True) as namespace:
+        return scan.pool_size(scan.totals(namespace).longest_bytes)
+
+
+def _scan(arguments: argparse.Namespace, namespace: Namespace, rate: scan.Rate) -> scan.Found:
+    total = scan.totals(namespace)
+    with progress.of(arguments, "verifying", total.size_bytes) as shown:
+        return scan.scan(namespace, rate, shown.at)
