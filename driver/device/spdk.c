@@ -11,7 +11,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "device/lock.h"
 #include "device/spdk.h"
 #include "error.h"
 
@@ -75,10 +74,7 @@ static void spdk_close(struct hifc_device *base)
     if (device->ctrlr) {
         hifc_spdk_disconnect(device);
     }
-    if (device->lock_fd >= 0) {
-        hifc_lock_drop(device->lock_fd);
-        close(device->lock_fd);
-    }
+    hifc_spdk_lock_drop(&device->lock);
     free(device);
 }
 
@@ -88,14 +84,12 @@ static int spdk_open(const struct hifc_uri *uri, unsigned flags, struct hifc_dev
     if (!device) {
         return hifc_fail(-ENOMEM, "%s device: out of memory", uri->scheme);
     }
-    device->lock_fd = -1;
+    device->lock.fd = -1;
     device->read_only = flags & HIFC_DEVICE_READ_ONLY;
     int rc = hifc_spdk_target_parse(uri, &device->target);
     rc = rc ? rc : hifc_spdk_env_start();
-    if (!rc) {
-        rc = device->lock_fd = hifc_spdk_lock(&device->target, device->read_only);
-    }
-    rc = rc < 0 ? rc : hifc_spdk_connect(device);
+    rc = rc ? rc : hifc_spdk_lock_take(&device->target, device->read_only, &device->lock);
+    rc = rc ? rc : hifc_spdk_connect(device);
     rc = rc ? rc : learn_geometry(device);
     if (rc) {
         spdk_close(&device->base);

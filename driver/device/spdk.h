@@ -3,6 +3,7 @@
  * spdk.h - what the files of the SPDK device share:
  *   spdk.c         opening, geometry, closing, the tables of functions
  *   spdk_uri.c     what a URI names
+ *   spdk_lock.c    who owns it
  *   spdk_env.c     the process-wide environment and registered memory
  *   spdk_log.c     SPDK's and DPDK's messages
  *   spdk_tcp.c     whether an NVMe/TCP target is there, found out without SPDK
@@ -30,6 +31,11 @@ struct hifc_spdk_target {
     char where[300];   /* "127.0.0.1:4420/nqn..." or the BDF: for messages, and what is locked */
 };
 
+struct hifc_spdk_lock {
+    int fd; /* -1: not held */
+    char path[300];
+};
+
 /* A lost queue pair, to be connected again (spdk_admin.c). */
 #define HIFC_SPDK_KEPT_MAX 4u
 struct hifc_spdk_kept {
@@ -42,7 +48,7 @@ struct hifc_spdk_device {
     struct hifc_spdk_target target;
     struct spdk_nvme_ctrlr *ctrlr;
     bool read_only;
-    int lock_fd;
+    struct hifc_spdk_lock lock;
     int64_t reset_after_ms; /* no reset before; see spdk_admin.c */
     struct hifc_spdk_kept kept[HIFC_SPDK_KEPT_MAX];
     struct hifc_spdk_device *next; /* of all open ones, see spdk_admin.c */
@@ -52,8 +58,12 @@ struct hifc_spdk_device {
 int hifc_spdk_target_parse(const struct hifc_uri *uri, struct hifc_spdk_target *out);
 /* Whether SPDK may have a PCIe drive, or what is to be done first. */
 int hifc_spdk_check_pcie(const struct hifc_spdk_target *target);
-/* Takes the lock that says which process owns the namespace; its descriptor or an error. */
-int hifc_spdk_lock(const struct hifc_spdk_target *target, bool shared);
+
+/* ---- spdk_lock.c ---- */
+/* Takes the lock that says which process owns the namespace. -EBUSY names who has it. */
+int hifc_spdk_lock_take(const struct hifc_spdk_target *target, bool shared,
+                        struct hifc_spdk_lock *lock);
+void hifc_spdk_lock_drop(struct hifc_spdk_lock *lock);
 
 /* ---- spdk_env.c ---- */
 /* Starts the environment, once a process. */

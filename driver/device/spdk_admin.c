@@ -184,7 +184,7 @@ static void after_fork(void)
 static void after_fork_child(void)
 {
     for (struct hifc_spdk_device *device = devices; device; device = device->next) {
-        close(device->lock_fd);
+        close(device->lock.fd);
     }
     devices = NULL;
     thread_runs = false;

@@ -1,28 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * spdk_uri.c - what an SPDK URI names, and the lock on it.
+ * spdk_uri.c - what an SPDK URI names.
  *
  *   spdk://0000:3b:00.0?ns=1                 a PCIe drive by its address
  *   spdk+tcp://10.0.0.7:4420/NQN?ns=1        NVMe over TCP; also a name, or [IPv6]
  *
- * A namespace of a fabrics target has no file to lock, so that one process owns it through a file
- * in the runtime directory, named after what it stands for. This keeps processes of one
- * machine apart; a second machine that opens the same namespace is not noticed. The files are
- * empty and stay: to remove one would pull the lock from under a process that waits for it.
  * No state, any thread.
  */
-#define _GNU_SOURCE /* O_CLOEXEC */
+#define _GNU_SOURCE /* getaddrinfo */
 #include <ctype.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "device/lock.h"
 #include "device/spdk.h"
 #include "error.h"
-#include "run_folder.h"
 
 /* ---- URIs ------------------------------------------------------------------------------------ */
 
@@ -193,35 +186,4 @@ int hifc_spdk_target_parse(const struct hifc_uri *uri, struct hifc_spdk_target *
     spdk_nvme_trid_populate_transport(&out->trid, out->trid.trtype);
     int rc = parse_params(uri, out);
     return rc ? rc : out->pcie ? parse_pcie(uri, out) : parse_fabrics(uri, out);
-}
-
-/* ---- the lock -------------------------------------------------------------------------------- */
-
-int hifc_spdk_lock(const struct hifc_spdk_target *target, bool shared)
-{
-    char folder[64], path[300], key[400];
-    int rc = hifc_run_folder(folder, sizeof(folder));
-    if (rc) {
-        return rc;
-    }
-    /* Long and odd names are told apart by their hash (FNV-1a). */
-    uint64_t hash = 0xcbf29ce484222325ull;
-    snprintf(key, sizeof(key), "%s-ns%u", target->where, target->nsid);
-    for (char *c = key; *c; c++) {
-        hash = (hash ^ (uint8_t)*c) * 0x100000001b3ull;
-        *c = isalnum((unsigned char)*c) || *c == '.' || *c == '-' ? *c : '_';
-    }
-    snprintf(path, sizeof(path), "%s/%.160s-%08x.lock", folder, key,
-             (unsigned)(hash ^ hash >> 32));
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0660);
-    if (fd < 0) {
-        return hifc_fail(errno == EACCES ? -EACCES : -EIO, "%s: cannot open its lock %s: %s",
-                         target->where, path, strerror(errno));
-    }
-    rc = hifc_lock_take(fd, shared, target->where);
-    if (rc) {
-        close(fd);
-        return rc;
-    }
-    return fd;
 }
