@@ -14,13 +14,14 @@ from hifc_admin.main import main
 class Shell:
     """Runs hifc-admin in this process and keeps what it printed."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, capsys: pytest.CaptureFixture[str], *options: str) -> None:
         self.capsys = capsys
+        self.options = options  # before the verb
         self.out = self.err = ""
 
     def __call__(self, *words: str) -> int:
         self.capsys.readouterr()
-        code = main(words)
+        code = main((*self.options, *words))
         self.out, self.err = self.capsys.readouterr()
         return code
 

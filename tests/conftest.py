@@ -14,7 +14,10 @@ from typing import Any
 
 import pytest
 
+from admin_shell import Shell
+from fake_host import Host
 from hifc import Namespace, driver
+from hifc_admin import system
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -155,3 +158,21 @@ def ram() -> Iterator[Opener]:
 def ns(request: pytest.FixtureRequest, device: Opener) -> Namespace:
     """An open namespace on each device, driven in each way."""
     return device.open(drive=request.param)
+
+
+# ---- a host that hifc-admin may change
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    """A tree of files and the part of a kernel behind it; what `--sysroot` names is this host."""
+    host = Host(tmp_path / "host")
+    monkeypatch.setattr(system, "System", lambda root: host.system)
+    yield host
+    host.remove()
+
+
+@pytest.fixture
+def on_host(host: Host, capsys: pytest.CaptureFixture[str]) -> Shell:
+    """hifc-admin on that host."""
+    return Shell(capsys, "--sysroot", str(host.root))

@@ -9,10 +9,19 @@ import sys
 from collections.abc import Sequence
 
 from hifc.errors import HiFCError
-from hifc_admin import check_verbs, device_verbs, live_verbs, medium_verbs, namespace_verbs
+from hifc_admin import (
+    check_verbs,
+    device_verbs,
+    host_verbs,
+    live_verbs,
+    medium_verbs,
+    namespace_verbs,
+)
 from hifc_admin.failures import failure_of
 from hifc_admin.parsing import Parser, add_common_options, refuse_ignored_options
 from hifc_admin.result import Failure, Result, show_json, show_text
+
+_GROUPS = (host_verbs, medium_verbs, namespace_verbs, check_verbs, device_verbs, live_verbs)
 
 EXIT_CODES = """exit codes:
   0  done
@@ -37,7 +46,7 @@ def make_parser() -> Parser:
     verbs = parser.add_subparsers(
         metavar="VERB", dest="verb", required=True, parser_class=Parser, title="verbs"
     )
-    for group in (medium_verbs, namespace_verbs, check_verbs, device_verbs, live_verbs):
+    for group in _GROUPS:
         group.register(verbs)
     return parser
 

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import TypeAlias
 
 from hifc_admin.result import Exit, Failure, Problem
+from hifc_admin.system import System
 
 Handler: TypeAlias = signal.Handlers | Callable[[int, FrameType | None], None]
 
@@ -49,6 +50,29 @@ class Plan:
         self, what: str, do: Callable[[], None], undo: Callable[[], None] | None = None
     ) -> None:
         self.steps.append(Step(what, do, undo))
+
+    def put(self, system: System, name: str, text: str, why: str = "") -> None:
+        """A step that writes a file, unless it says that already."""
+        before = system.get(name)
+        if before == text.strip():
+            return
+        what = f"{'write' if before is None else 'replace'} {name}{why and ': '}{why}"
+        self.add(what, lambda: system.put(name, text), lambda: _put_back(system, name, before))
+
+    def remove(self, system: System, name: str) -> None:
+        """A step that removes a file or a link, if there is one."""
+        link = system.link(name)
+        if link is not None:
+            self.add(
+                f"remove {name}", lambda: system.remove(name), lambda: system.symlink(name, link)
+            )
+        elif system.exists(name):
+            before = system.get(name)
+            self.add(
+                f"remove {name}",
+                lambda: system.remove(name),
+                lambda: _put_back(system, name, before),
+            )
 
     def lines(self) -> list[str]:
         return [step.what for step in self.steps]
@@ -89,6 +113,13 @@ class Plan:
             problem = Problem("not-restored", self.subject, detail, problem.evidence, problem.fix)
         exit_code = error.exit if isinstance(error, Failure) and not left else Exit.FAILED
         raise Failure(exit_code, problem) from error
+
+
+def _put_back(system: System, name: str, text: str | None) -> None:
+    if text is None:
+        system.remove(name)
+    else:
+        system.put(name, f"{text}\n")
 
 
 def _problem(subject: str, what: str, error: BaseException) -> Problem:
