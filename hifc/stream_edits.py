@@ -71,7 +71,7 @@ class KVStream(LayerStream):
         self._check_whole()
         self._finish_commit()
         self._idle()
-        counted = self.total_access, self.prefetch_hit
+        counted = self.total_access, self.prefetch_hit, self.wait_ns
         length = self.lengths[0]
         held = length // self.plan.block_tokens * self.plan.block_tokens
         pinned_writes: list[tuple[Ticket, Requests]] = []
@@ -91,7 +91,7 @@ class KVStream(LayerStream):
         self._idle()
         for ticket, requests in pinned_writes:
             settle(self.namespace, ticket, requests, "write")
-        self.total_access, self.prefetch_hit = counted
+        self.total_access, self.prefetch_hit, self.wait_ns = counted
         self._fill()
 
     # ---- shorter, empty, gone

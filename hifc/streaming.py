@@ -32,7 +32,7 @@ import torch
 
 from hifc.blocks import KeyScheme
 from hifc.driver import KEY_BYTES
-from hifc.errors import InvalidRequest
+from hifc.errors import ConfigError, InvalidRequest
 from hifc.layer_plan import StreamPlan
 from hifc.namespace import Namespace
 from hifc.request import Answer, BlockClass, KeyArray, Op, make_requests
@@ -40,6 +40,8 @@ from hifc.reservation import Lease
 from hifc.stream_buffers import BATCH_WAIT_S, KVBuffer, Requests, Slot, settle
 from hifc.ticket import Ticket
 
+# Of a segment that holds one value: headers, checksum table, summary. More than there is.
+SEGMENT_METADATA_BYTES = 128 << 10
 # A lease on the entries of a stored prefix, and when it is renewed.
 LEASE_S = 600.0
 LEASE_RENEW_S = 200.0
@@ -61,6 +63,7 @@ class LayerStream:
         self.last = shape.layers - 1
         self.total_access = 0
         self.prefetch_hit = 0
+        self.wait_ns = 0  # that attention waited for loads
         self.written_bytes = 0
         self.read_bytes = 0
         self.broken: str | None = None
@@ -85,7 +88,9 @@ class LayerStream:
         self.pinned: dict[int, KVBuffer] = {}
         self.tails: list[KVBuffer] = []
         self.slots: list[Slot] = []
-        self._pool_before_bytes = namespace.stats().buffer_used_bytes
+        stats = namespace.stats()
+        self._pool_before_bytes = stats.buffer_used_bytes
+        _check_segment(plan, stats.segment_size_bytes, namespace.uri)
         self._allocate()
 
     # ---- memory
@@ -224,7 +229,9 @@ class LayerStream:
         if ahead and not slot.status.any():  # all are there, all OK
             self.prefetch_hit += 1
         else:
+            started = time.perf_counter_ns()
             settle(self.namespace, ticket, slot.requests, "read")
+            self.wait_ns += time.perf_counter_ns() - started
         slot.ticket = None
         return slot
 
@@ -393,3 +400,18 @@ class LayerStream:
         if self._lease is not None:
             self._lease.release()
             self._lease = None
+
+
+def _check_segment(plan: StreamPlan, segment_bytes: int, uri: str) -> None:
+    """Said before a prompt is computed, not when its first block is full."""
+    room = segment_bytes - SEGMENT_METADATA_BYTES
+    value = plan.block_tokens * plan.shape.token_bytes
+    if plan.blocks == 0 or value <= room:
+        return
+    unit = plan.shape.page_tokens
+    fitting = room // plan.shape.token_bytes // unit * unit
+    advice = f"use block_tokens={fitting} or less, or " if fitting else ""
+    raise ConfigError(
+        f"a block of {plan.block_tokens} tokens is {value} bytes, segments of {uri} have "
+        f"{segment_bytes}: {advice}format it with a larger segment_size (64MiB)"
+    )

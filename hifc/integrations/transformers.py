@@ -14,6 +14,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import json
+import time
 import weakref
 from pathlib import Path
 from typing import Any, NoReturn
@@ -52,7 +53,7 @@ class _Core:
         self.max_tokens: int = settings["max_tokens"]
         self.closed = False
         self.totals: dict[str, int] = dict.fromkeys(
-            ("total_access", "prefetch_hit", "written_bytes", "read_bytes"), 0
+            ("total_access", "prefetch_hit", "wait_ns", "written_bytes", "read_bytes"), 0
         )
 
     def plan(self, shape: KVShape) -> StreamPlan:
@@ -342,8 +343,21 @@ class HiFCCache(Cache):  # type: ignore[misc]
     @property
     def counters(self) -> dict[str, int]:
         """total_access: loads of a layer that attention wanted, prefetch_hit: those that were
-        there when it asked; written_bytes, read_bytes: of KV, to and from the device."""
+        there when it asked; wait_ns: that it waited for the others; written_bytes, read_bytes: of
+        KV, to and from the device."""
         return self._core.count()
+
+    def read_all(self) -> float:
+        """Reads every streamed layer once with nothing to compute meanwhile; returns the seconds.
+
+        No token can take less on this device.
+        """
+        stream = self._core.stream
+        started = time.perf_counter()
+        if stream is not None:
+            for _ in stream.each_layer():
+                pass
+        return time.perf_counter() - started
 
     def close(self) -> None:
         """Deletes what is on the device and gives the memory back. Idempotent."""

