@@ -2,9 +2,9 @@
  *
  * spdk.c - the NVMe device: a PCIe drive through vfio, or a namespace of a target over TCP or RDMA.
  *
- * Opening takes the lock, connects (spdk_admin.c) and learns the geometry. The same code serves
- * every transport, so that what runs over TCP on loopback is what runs on a drive: memory must be
- * registered and aligned to pages of 4 KiB also where TCP would not mind. Any thread.
+ * Opening takes the lock, connects (spdk_controller.c) and learns the geometry. The same code
+ * serves every transport, so that what runs over TCP on loopback is what runs on a drive: memory
+ * must be registered and aligned to pages of 4 KiB also where TCP would not mind. Any thread.
  */
 #define _GNU_SOURCE
 #include <stdlib.h>
@@ -40,7 +40,7 @@ static int learn_geometry(struct hifc_spdk_device *device)
     uint32_t lba_bytes = spdk_nvme_ns_get_sector_size(ns);
     if ((lba_bytes != 512 && lba_bytes != 4096) || spdk_nvme_ns_get_md_size(ns) != 0) {
         return hifc_fail(-ENOTSUP, "%s: namespace %u has blocks of %u bytes with %u of metadata; "
-                         "HiFC wants 512 or 4096 and none: format the drive so (nvme format --lbaf=)",
+                         "HiFC wants 512 or 4096 and none: format it so (nvme format --lbaf=)",
                          target->where, target->nsid, lba_bytes, spdk_nvme_ns_get_md_size(ns));
     }
     uint32_t max_transfer = spdk_nvme_ns_get_max_io_xfer_size(ns);

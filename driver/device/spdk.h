@@ -7,8 +7,11 @@
  *   spdk_env.c     the process-wide environment and registered memory
  *   spdk_log.c     SPDK's and DPDK's messages
  *   spdk_tcp.c     whether an NVMe/TCP target is there, found out without SPDK
- *   spdk_admin.c   controllers: connecting, keeping alive, bounded admin commands, reset
- *   spdk_qpair.c   queue pairs
+ *   spdk_watch.c   the thread that keeps controllers alive
+ *   spdk_admin.c   admin commands with a bound
+ *   spdk_controller.c  connecting, reset, queue pairs as SPDK has them
+ *   spdk_qpair.c   queue pairs: their life, poll, timeouts
+ *   spdk_submit.c  commands on their way down and back
  */
 #ifndef HIFC_DEVICE_SPDK_H
 #define HIFC_DEVICE_SPDK_H
@@ -36,7 +39,7 @@ struct hifc_spdk_lock {
     char path[300];
 };
 
-/* A lost queue pair, to be connected again (spdk_admin.c). */
+/* A lost queue pair, to be connected again (spdk_controller.c). */
 #define HIFC_SPDK_KEPT_MAX 4u
 struct hifc_spdk_kept {
     struct spdk_nvme_qpair *qpair; /* NULL: none */
@@ -49,9 +52,9 @@ struct hifc_spdk_device {
     struct spdk_nvme_ctrlr *ctrlr;
     bool read_only;
     struct hifc_spdk_lock lock;
-    int64_t reset_after_ms; /* no reset before; see spdk_admin.c */
+    int64_t reset_after_ms; /* no reset before; see spdk_controller.c */
     struct hifc_spdk_kept kept[HIFC_SPDK_KEPT_MAX];
-    struct hifc_spdk_device *next; /* of all open ones, see spdk_admin.c */
+    struct hifc_spdk_device *next; /* of all open ones, see spdk_watch.c */
 };
 
 /* ---- spdk_uri.c ---- */
@@ -85,7 +88,22 @@ const char *hifc_spdk_log_text(void);
 /* 0 when an NVMe/TCP target answers there, else the error says what does not. */
 int hifc_spdk_tcp_probe(const struct hifc_spdk_target *target);
 
-/* ---- spdk_admin.c; all of them any thread, all of them bounded ---- */
+/* ---- spdk_watch.c ---- */
+/* Keeps the device's controller alive from now on; one thread at a time. */
+int hifc_spdk_watch(struct hifc_spdk_device *device);
+void hifc_spdk_unwatch(struct hifc_spdk_device *device);
+/* A drive that was torn out: its registers read as ones. */
+bool hifc_spdk_is_gone(const struct hifc_spdk_device *device);
+/* One that is gone, or that the kernel asks us to let go because somebody unplugs it. */
+bool hifc_spdk_is_leaving(const struct hifc_spdk_device *device);
+
+/* ---- spdk_admin.c ---- */
+/* Whether the controller answers; one that does not is failed. */
+int hifc_spdk_ping(struct hifc_spdk_device *device);
+int hifc_spdk_health(struct hifc_device *device, uint8_t log[512]);
+int hifc_spdk_admin(struct hifc_device *device, struct hifc_nvme_admin *admin);
+
+/* ---- spdk_controller.c ---- */
 int hifc_spdk_connect(struct hifc_spdk_device *device);
 void hifc_spdk_disconnect(struct hifc_spdk_device *device);
 /* Allocates an I/O queue pair, after a reset of the controller if that has failed. */
@@ -99,10 +117,8 @@ bool hifc_spdk_qpair_disconnect(struct hifc_spdk_device *device, struct spdk_nvm
 /* Keeps a stopped one, with nothing outstanding, for a later alloc; false if there is no room. */
 bool hifc_spdk_qpair_keep(struct hifc_spdk_device *device, struct spdk_nvme_qpair *qpair,
                           uint32_t entries);
-int hifc_spdk_health(struct hifc_device *device, uint8_t log[512]);
-int hifc_spdk_admin(struct hifc_device *device, struct hifc_nvme_admin *admin);
 
-/* ---- spdk_qpair.c ---- */
+/* ---- spdk_qpair.c, spdk_submit.c ---- */
 int hifc_spdk_qpair_open(struct hifc_device *device, uint32_t depth, uint32_t command_timeout_ms,
                          struct hifc_qpair **out);
 void hifc_spdk_qpair_close(struct hifc_qpair *qpair);

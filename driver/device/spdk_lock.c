@@ -2,8 +2,8 @@
  *
  * spdk_lock.c - one process owns a namespace of a drive or target.
  *
- * There is no file to lock, so that it is one in the folder of sockets and locks, named after what it
- * stands for. This keeps processes of one machine apart; a second machine that opens the same
+ * There is no file to lock, so that it is one in the folder of sockets and locks, named after what
+ * it stands for. This keeps processes of one machine apart; a second machine that opens the same
  * namespace is not noticed. The last owner removes the file while he holds it alone; a lock on
  * a file that was removed meanwhile counts for nothing and is taken anew. What a killed process
  * leaves behind, the next owner removes. Any thread.
