@@ -127,6 +127,8 @@ hifc_spdk() {
     output=$SPDK_DIR
   else
     output=$("$hifc_repo/tools/build_spdk") || hifc_die "tools/build_spdk failed"
+    # A cache may be older than the machine: what is linked with SPDK needs these here.
+    hifc_packages libnuma-dev uuid-dev libssl-dev libaio-dev
   fi
   echo "${output##*$'\n'}"
 }
