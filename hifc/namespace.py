@@ -140,6 +140,11 @@ class Namespace(Calls):
         self._handle.close()
 
     @property
+    def reactor(self) -> bool:
+        """True where a thread drives the device, so that requests end while the caller computes."""
+        return self._handle.reactor
+
+    @property
     def closed(self) -> bool:
         """True once closed, and in a child of fork()."""
         return self._handle.closed

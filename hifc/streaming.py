@@ -32,7 +32,7 @@ import torch
 
 from hifc.blocks import KeyScheme
 from hifc.driver import KEY_BYTES
-from hifc.errors import ConfigError, InvalidRequest
+from hifc.errors import BufferExhausted, ConfigError, InvalidRequest
 from hifc.layer_plan import StreamPlan
 from hifc.namespace import Namespace
 from hifc.request import Answer, BlockClass, KeyArray, Op, make_requests
@@ -90,8 +90,15 @@ class LayerStream:
         self.slots: list[Slot] = []
         stats = namespace.stats()
         self._pool_before_bytes = stats.buffer_used_bytes
-        _check_segment(plan, stats.segment_size_bytes, namespace.uri)
-        self._allocate()
+        _check(namespace, plan, stats.segment_size_bytes)
+        try:
+            self._allocate()
+        except BufferExhausted as error:
+            wanted = stats.buffer_used_bytes + plan.resident_bytes
+            raise BufferExhausted(
+                f"the pool of {namespace.uri} has no room for {plan.buffer_bytes} bytes of pinned "
+                f"layers, slots and tails: open it with a pool_size of {wanted * 16 // 15} or more"
+            ) from error
 
     # ---- memory
 
@@ -402,8 +409,14 @@ class LayerStream:
             self._lease = None
 
 
-def _check_segment(plan: StreamPlan, segment_bytes: int, uri: str) -> None:
+def _check(namespace: Namespace, plan: StreamPlan, segment_bytes: int) -> None:
     """Said before a prompt is computed, not when its first block is full."""
+    uri = namespace.uri
+    if not namespace.reactor:
+        raise ConfigError(
+            f"{uri} is driven inline, so nothing would be loaded while the model computes: open it "
+            'with drive="reactor"'
+        )
     room = segment_bytes - SEGMENT_METADATA_BYTES
     value = plan.block_tokens * plan.shape.token_bytes
     if plan.blocks == 0 or value <= room:

@@ -13,6 +13,7 @@ import torch
 
 import kv_models as kv
 from hifc import (
+    BufferExhausted,
     ConfigError,
     InvalidRequest,
     Metrics,
@@ -274,6 +275,31 @@ def test_block_larger_than_a_segment_is_refused_at_once() -> None:
         with pytest.raises(ConfigError, match="block_tokens=16 or less"):
             network(kv.tokens(4), cache=cache)
         kv.cache_of(small, network, 260, block_tokens=16).close()
+
+
+def test_pool_too_small_names_the_size() -> None:
+    uri = "ram://small-integration?size=4325376"
+    Namespace.format(uri, segment_size="256KiB", force=True)
+    network = kv.model()
+    with Namespace.open(uri, pool_size="2MiB") as small:
+        cache = kv.cache_of(small, network, 1200, block_tokens=16)
+        with pytest.raises(BufferExhausted, match="pool_size of") as caught:
+            network(kv.tokens(4), cache=cache)
+    wanted = str(caught.value).split("pool_size of ")[1].split()[0]
+    with Namespace.open(uri, pool_size=int(wanted)) as small:
+        cache = kv.cache_of(small, network, 1200, block_tokens=16)
+        network(kv.tokens(4), cache=cache)
+        cache.close()
+
+
+def test_inline_drive_is_refused() -> None:
+    uri = "ram://small-integration?size=4325376"
+    Namespace.format(uri, segment_size="256KiB", force=True)
+    network = kv.model()
+    with Namespace.open(uri, pool_size="32MiB", drive="inline") as small:
+        cache = kv.cache_of(small, network, 260, block_tokens=16)
+        with pytest.raises(ConfigError, match="reactor"):
+            network(kv.tokens(4), cache=cache)
 
 
 def test_double_precision_is_refused(memory: Namespace) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import kv_models as kv
-from hifc import ConfigError, InvalidRequest, Namespace
+from hifc import ConfigError, CorruptionError, HiFCError, InvalidRequest, Namespace, streaming
 from hifc.integrations.transformers import identity_of
 
 PROMPT = kv.tokens(100)
@@ -235,6 +235,52 @@ def test_damage_in_a_streamed_layer_is_an_error(tmp_path: Path) -> None:
         assert cache.load_prefix(PROMPT) == 32, "the damaged block is quarantined"
         _continue(network, cache, PROMPT, 32)
         cache.close()
+
+
+def test_damage_of_a_swapped_block_is_an_error(tmp_path: Path) -> None:
+    network = kv.model()
+    path = tmp_path / "kv"
+    uri = f"file://{path}?size=64MiB"
+    Namespace.format(uri, segment_size="2MiB")
+    reference = kv.dynamic(network)
+    with Namespace.open(uri, pool_size="32MiB") as namespace:
+        cache = kv.cache_of(namespace, network, 260, pinned=1)
+        for one in (cache, reference):
+            kv.run(network, PROMPT, one, 5)
+        layer = cache.plan.streamed[3]
+        needle = reference.layers[layer].keys[0, 0, 40:44]
+        _flip(path, needle.detach().numpy().tobytes())
+        with pytest.raises(CorruptionError):
+            kv.run(network, kv.tokens(110), cache, 3)
+        with pytest.raises(InvalidRequest, match="reset"):
+            network(kv.tokens(1), cache=cache)
+        cache.reset()
+        kv.assert_same(
+            kv.run(network, PROMPT, cache, 5), kv.run(network, PROMPT, kv.dynamic(network), 5)
+        )
+
+
+def test_lease_is_renewed_and_a_lost_entry_is_an_error(
+    memory: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = kv.model()
+    cache = kv.cache_of(memory, network, 260)
+    kv.run(network, PROMPT, cache, 2)
+    cache.save_prefix(PROMPT)
+    cache.close()
+    monkeypatch.setattr(streaming, "LEASE_RENEW_S", 0.0)
+    cache = kv.cache_of(memory, network, 260)
+    assert cache.load_prefix(PROMPT) == 99
+    kv.run(network, PROMPT, cache, 10)
+    assert memory.stats().leases == 1
+    for entry in memory.list():
+        if entry.cls.name == "REUSE":
+            memory.delete(entry.key)
+    with pytest.raises(HiFCError, match="reset"):
+        kv.run(network, kv.tokens(112), cache, 5)
+    cache.reset()
+    assert memory.stats().leases == 0
+    assert cache.load_prefix(PROMPT) == 0
 
 
 CHILD = """
