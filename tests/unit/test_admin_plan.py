@@ -31,7 +31,8 @@ def test_steps_are_announced_and_done_in_order() -> None:
     said: list[str] = []
     done: list[str] = []
     plan_of(done, lambda: done.append("three")).run(said.append)
-    assert said == done == ["one", "two", "three", "four"]
+    assert done == ["one", "two", "three", "four"]
+    assert said == [f"will {what}" for what in done]
 
 
 def raise_error() -> None:

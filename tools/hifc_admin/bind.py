@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Callable
 
 from hifc_admin import handover, iommu, records
@@ -26,7 +25,7 @@ from hifc_admin.bind_checks import (
 )
 from hifc_admin.drives import Drive, find_drive
 from hifc_admin.plan import Plan
-from hifc_admin.result import Exit, Failure, Problem, Result
+from hifc_admin.result import Exit, Failure, Problem, Result, Severity
 from hifc_admin.system import System
 
 NODE_WAIT_S = 10.0
@@ -41,9 +40,7 @@ def bind(
     """Raises Failure where it was not even checked, or where a step failed and all was undone."""
     find_drive(system, bdf)  # no lock file for what is no drive
     with contextlib.ExitStack() as stack:
-        lock = records.lock_drive(system, bdf, dry_run)
-        if lock is not None:
-            stack.callback(os.close, lock)
+        stack.enter_context(records.locked(system, bdf, dry_run))
         claims = Claims(system)
         stack.callback(claims.release)
         drive = find_drive(system, bdf)
@@ -61,6 +58,8 @@ def bind(
             _plan_access(plan, system, drive, access)
         if options.persist:
             _plan_persist(plan, system, drive, options, access)
+            if not system.exists(UNIT):
+                problems.append(_not_installed(bdf))
         data |= {"steps": plan.lines(), "changed": bool(plan.steps) and not dry_run}
         if dry_run:
             return Result(data, [f"would {line}" for line in plan.lines()], problems)
@@ -149,7 +148,7 @@ def _plan_node(plan: Plan, system: System, bdf: str, node: str, access: Access) 
 
 def _plan_done(plan: Plan, system: System, record: records.Record) -> None:
     name = records.record_file(record.bdf)
-    if system.get(name) != record.text().strip():
+    if system.exact(name) != record.text():
         # The record of the step before goes back as a whole if this one fails.
         plan.add(f"note in {name} that it is done", lambda: system.put(name, record.text()))
 
@@ -177,6 +176,12 @@ def _plan_persist(
     link = records.wants_link(drive.bdf)
     if system.link(link) != UNIT:
         plan.add(f"link {link}", lambda: system.symlink(link, UNIT), lambda: system.remove(link))
+
+
+def _not_installed(bdf: str) -> Problem:
+    detail = "nothing binds drives at boot here yet"
+    fix = "hifc-admin install"
+    return Problem("not-installed", bdf, detail, f"{UNIT} is missing", fix, Severity.WARNING)
 
 
 # ---- what they do

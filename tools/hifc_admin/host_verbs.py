@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 
-from hifc_admin import iommu, records
+from hifc_admin import handover, iommu, records
 from hifc_admin import system as systems
 from hifc_admin.bind import bind
 from hifc_admin.bind_checks import Options
@@ -112,6 +112,12 @@ def persisted_options(system: System, bdf: str) -> Options:
         problem = Problem("not-persisted", bdf, detail, file, f"hifc-admin bind {bdf} --persist")
         raise Failure(Exit.FAILED, problem)
     drive = find_drive(system, bdf)
+    if drive.driver is not None and drive.driver not in iommu.USERSPACE_DRIVERS:
+        # At boot the controller may still be on its way.
+        handover.wait_until(
+            system, lambda: find_drive(system, bdf).state == "live", handover.BLOCK_WAIT_S
+        )
+        drive = find_drive(system, bdf)
     record = records.read_record(system, bdf)
     serial = drive.serial or (record.serial if record else "")
     if serial != kept.serial:

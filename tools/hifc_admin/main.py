@@ -13,15 +13,28 @@ from hifc_admin import (
     check_verbs,
     device_verbs,
     host_verbs,
+    hugepages,
+    install,
     live_verbs,
     medium_verbs,
     namespace_verbs,
+    upkeep_verbs,
 )
 from hifc_admin.failures import failure_of
 from hifc_admin.parsing import Parser, add_common_options, refuse_ignored_options
 from hifc_admin.result import Failure, Result, show_json, show_text
 
-_GROUPS = (host_verbs, medium_verbs, namespace_verbs, check_verbs, device_verbs, live_verbs)
+_GROUPS = (
+    host_verbs,
+    hugepages,
+    medium_verbs,
+    namespace_verbs,
+    check_verbs,
+    device_verbs,
+    live_verbs,
+    upkeep_verbs,
+    install,
+)
 
 EXIT_CODES = """exit codes:
   0  done

@@ -108,12 +108,12 @@ def page_problems(system: System, subject: str) -> list[Problem]:
     pools = [pages for pages in huge_pages(system) if pages.node is None]
     free_bytes = sum(pages.free * default for pages in pools if pages.size_bytes == default)
     needed = -(-NEEDED_BYTES // default)
+    total = sum(pages.total for pages in pools if pages.size_bytes == default)
     if free_bytes < NEEDED_BYTES:
         others = [pages for pages in pools if pages.size_bytes != default and pages.free]
         wrong = "".join(
             f"; {pages.free} of {size(pages.size_bytes)} do not count" for pages in others
         )
-        total = sum(pages.total for pages in pools if pages.size_bytes == default)
         problems.append(
             Problem(
                 "huge-pages",
@@ -130,7 +130,7 @@ def page_problems(system: System, subject: str) -> list[Problem]:
                 subject,
                 f"no hugetlbfs for pages of {size(default)} is mounted",
                 "/proc/self/mountinfo",
-                "hifc-admin hugepages",
+                f"hifc-admin hugepages --count {max(total, needed)}",
             )
         )
     return problems

@@ -53,8 +53,8 @@ class Plan:
 
     def put(self, system: System, name: str, text: str, why: str = "") -> None:
         """A step that writes a file, unless it says that already."""
-        before = system.get(name)
-        if before == text.strip():
+        before = system.exact(name)
+        if before == text:
             return
         what = f"{'write' if before is None else 'replace'} {name}{why and ': '}{why}"
         self.add(what, lambda: system.put(name, text), lambda: _put_back(system, name, before))
@@ -67,7 +67,7 @@ class Plan:
                 f"remove {name}", lambda: system.remove(name), lambda: system.symlink(name, link)
             )
         elif system.exists(name):
-            before = system.get(name)
+            before = system.exact(name)
             self.add(
                 f"remove {name}",
                 lambda: system.remove(name),
@@ -78,12 +78,13 @@ class Plan:
         return [step.what for step in self.steps]
 
     def run(self, announce: Callable[[str], None]) -> None:
-        """Says and does each step. Raises Failure where one failed; then all are undone."""
+        """Says all steps, then does them. Raises Failure where one failed; then all are undone."""
         begun: list[Step] = []
         with _handling(signal.SIGTERM, _interrupt):
             try:
                 for step in self.steps:
-                    announce(step.what)
+                    announce(f"will {step.what}")
+                for step in self.steps:
                     begun.append(step)
                     step.do()
             except BaseException as error:
@@ -119,7 +120,7 @@ def _put_back(system: System, name: str, text: str | None) -> None:
     if text is None:
         system.remove(name)
     else:
-        system.put(name, f"{text}\n")
+        system.put(name, text)
 
 
 def _problem(subject: str, what: str, error: BaseException) -> Problem:

@@ -12,8 +12,11 @@ lock is free was left by a process that was killed: the drive goes back to its p
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +71,10 @@ class Persisted:
 
 def record_file(bdf: str) -> str:
     return f"{FOLDER}/{bdf}.json"
+
+
+def lock_file(bdf: str) -> str:
+    return f"{FOLDER}/{bdf}.lock"
 
 
 def persisted_file(bdf: str) -> str:
@@ -130,12 +137,24 @@ def all_records(system: System) -> list[Record]:
     return [record for record in found if record is not None]
 
 
-def lock_drive(system: System, bdf: str, dry_run: bool) -> int | None:
-    """The descriptor that holds the drive's lock; None in a dry run where no file is there yet.
+@contextlib.contextmanager
+def locked(system: System, bdf: str, dry_run: bool) -> Iterator[None]:
+    """Holds the drive's lock, whose file is gone afterwards; a dry run makes none.
 
     Raises Failure where another process holds it.
     """
-    name = f"{FOLDER}/{bdf}.lock"
+    fd = _lock(system, bdf, dry_run)
+    try:
+        yield
+    finally:
+        if fd is not None:
+            if not dry_run:
+                system.path(lock_file(bdf)).unlink(missing_ok=True)
+            os.close(fd)
+
+
+def _lock(system: System, bdf: str, dry_run: bool) -> int | None:
+    name = lock_file(bdf)
     if not system.exists(name):
         if dry_run:
             return None

@@ -60,6 +60,13 @@ class System:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    def exact(self, name: str) -> str | None:
+        """The same with the white space at its ends, for whoever puts it back."""
+        try:
+            return self.path(name).read_text(errors="surrogateescape")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
     def attribute(self, name: str) -> str | None:
         """The same, None also where it cannot be read: for what only describes."""
         try:
@@ -143,13 +150,14 @@ class System:
         """
         return self.open(name, os.O_RDONLY | os.O_EXCL)
 
-    def lock(self, name: str) -> int | None:
+    def lock(self, name: str, create: bool = True) -> int | None:
         """A descriptor that holds the exclusive flock of a file, made if missing; None: it is held.
 
-        Released by closing it. The file is checked to be the one that still has that name.
+        Released by closing it. The file is checked to be one that still has a name.
         """
+        flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
         while True:
-            fd = self.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+            fd = self.open(name, flags)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -173,7 +181,7 @@ class System:
 
     def write(self, name: str, text: str) -> None:
         """Into what is there: an attribute of sysfs takes one write call."""
-        fd = self.open(name, os.O_WRONLY)
+        fd = self.open(name, os.O_WRONLY | os.O_TRUNC)
         try:
             os.write(fd, text.encode())
         finally:
@@ -187,7 +195,7 @@ class System:
         fd = os.open(early, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
             os.fchmod(fd, mode)
-            os.write(fd, text.encode())
+            os.write(fd, text.encode(errors="surrogateescape"))
             os.fsync(fd)
         finally:
             os.close(fd)

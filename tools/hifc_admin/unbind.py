@@ -28,9 +28,7 @@ def unbind(system: System, bdf: str, announce: Callable[[str], None], dry_run: b
     """Also forgets what --persist noted. Raises Failure where it failed and all was undone."""
     find_drive(system, bdf)  # no lock file for what is no drive
     with contextlib.ExitStack() as stack:
-        lock = records.lock_drive(system, bdf, dry_run)
-        if lock is not None:
-            stack.callback(os.close, lock)
+        stack.enter_context(records.locked(system, bdf, dry_run))
         drive = find_drive(system, bdf)
         record = records.read_record(system, bdf)
         data: dict[str, object] = {"bdf": bdf, "previous_driver": drive.driver}
