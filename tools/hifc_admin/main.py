@@ -12,6 +12,7 @@ from hifc.errors import HiFCError
 from hifc_admin import (
     check_verbs,
     device_verbs,
+    doctor_verb,
     host_verbs,
     hugepages,
     install,
@@ -34,6 +35,7 @@ _GROUPS = (
     live_verbs,
     upkeep_verbs,
     install,
+    doctor_verb,
 )
 
 EXIT_CODES = """exit codes:
@@ -72,7 +74,7 @@ def run(arguments: argparse.Namespace) -> Result:
     except Failure as failure:
         return failure.result()
     except (HiFCError, OSError) as error:
-        return failure_of(error, getattr(arguments, "uri", arguments.verb)).result()
+        return failure_of(error, getattr(arguments, "uri", None) or arguments.verb).result()
     return result
 
 

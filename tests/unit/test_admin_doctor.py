@@ -1,0 +1,489 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hifc-admin doctor: each check on a pretended host or engine, on the good side and on the bad."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from admin_shell import Shell
+from fake_host import PCI, Host
+from hifc.errors import DeviceBusy
+from hifc.namespace import Namespace
+from hifc_admin import device_verbs, doctor, doctor_drive, doctor_engine, doctor_host
+from hifc_admin.doctor import Engine, Row, Scene, Status
+from hifc_admin.doctor_verb import ALL_CHECKS, scene_of
+from hifc_admin.drives import all_drives, all_gpus
+from hifc_admin.result import Exit
+
+BDF = "0000:3b:00.0"
+URI = f"spdk://{BDF}?ns=1"
+CHECKS = dict(ALL_CHECKS)
+
+
+def scene(host: Host, uri: str | None = None, **more: Any) -> Scene:
+    """What doctor sees of that host; engines only where they are given."""
+    drives = tuple(all_drives(host.system))
+    wanted = BDF if uri and uri.startswith("spdk://") else None
+    values: dict[str, Any] = {
+        "system": host.system,
+        "uri": uri,
+        "wanted_bdf": wanted,
+        "all_drives": drives,
+        "drives": tuple(d for d in drives if uri is None or d.bdf == wanted),
+        "gpus": tuple(all_gpus(host.system)),
+    }
+    return Scene(**(values | more))
+
+
+def rows_of(seen: Scene, name: str) -> list[Row]:
+    return doctor.run(seen, [(name, CHECKS[name])])
+
+
+def worst(seen: Scene, name: str) -> Row | None:
+    """The most telling row of one check."""
+    rows = rows_of(seen, name)
+    order = [Status.FAIL, Status.WARN, Status.PASS]
+    return min(rows, key=lambda row: order.index(row.finding.status), default=None)
+
+
+def status_of(seen: Scene, name: str) -> Status | None:
+    row = worst(seen, name)
+    return row.finding.status if row else None
+
+
+def bound(host: Host, driver: str = "vfio-pci") -> None:
+    host.add_drive(BDF)
+    host.system.write(f"{PCI}/devices/{BDF}/driver_override", driver)
+    host.system.write(f"{PCI}/devices/{BDF}/driver/unbind", BDF)
+    host.add_driver(driver)
+    host.system.write(f"{PCI}/drivers/{driver}/bind", BDF)
+
+
+# ---- the verb
+
+
+def test_every_check_has_its_own_name() -> None:
+    names = [name for name, _ in ALL_CHECKS]
+    assert len(names) == len(set(names))
+
+
+def test_a_sound_host_passes(host: Host, on_host: Shell) -> None:
+    bound(host)
+    code, document = on_host.json("doctor")
+    failures = [row for row in document["data"]["checks"] if row["status"] == "FAIL"]
+    assert failures == []
+    assert code == 0
+    assert {row["check"] for row in document["data"]["checks"]} >= {
+        "drives",
+        "huge pages",
+        "iommu",
+        "driver",
+        "iommu group",
+        "group node",
+        "locked memory",
+        "vfio_iommu_type1",
+    }
+
+
+def test_a_failing_check_fails_the_verb(host: Host, on_host: Shell) -> None:
+    host.add_drive(BDF)
+    code, document = on_host.json("doctor", URI)
+    assert code == Exit.FAILED
+    assert "driver" in [problem["code"] for problem in document["problems"]]
+    assert on_host("doctor", URI) == Exit.FAILED
+    assert f"fix:  hifc-admin bind {BDF}" in on_host.out
+    assert on_host.err == ""
+
+
+def test_a_file_needs_no_huge_pages(host: Host, on_host: Shell) -> None:
+    host.path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").write_text("0\n")
+    code, document = on_host.json("doctor", "file:///var/tmp/kv")
+    assert code == 0
+    assert document["data"]["checks"] == []
+
+
+def test_doctor_changes_nothing(host: Host, on_host: Shell) -> None:
+    bound(host)
+    before = host.snapshot()
+    on_host("doctor")
+    assert host.snapshot() == before
+
+
+def test_what_cannot_be_checked_is_no_pass(host: Host) -> None:
+    def broken(_: Scene) -> Any:
+        raise PermissionError("not for you")
+
+    (row,) = doctor.run(scene(host), [("broken", broken)])
+    assert row.finding.status is Status.WARN
+    assert "not for you" in row.finding.evidence
+
+
+def test_bugs_are_not_hidden(host: Host) -> None:
+    def broken(_: Scene) -> Any:
+        raise AssertionError("a bug")
+
+    with pytest.raises(AssertionError):
+        doctor.run(scene(host), [("broken", broken)])
+
+
+# ---- the host
+
+
+def test_huge_pages(host: Host) -> None:
+    assert status_of(scene(host), "huge pages") is Status.PASS
+    host.path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").write_text("3\n")
+    row = worst(scene(host), "huge pages")
+    assert row is not None
+    assert row.finding.status is Status.FAIL
+    assert "hugepages --count" in row.finding.fix
+
+
+def test_huge_pages_without_a_mount(host: Host) -> None:
+    host.put("/proc/self/mountinfo", "")
+    row = worst(scene(host), "huge pages")
+    assert row is not None
+    assert row.finding.status is Status.FAIL
+    assert "no hugetlbfs" in row.finding.detail
+
+
+def test_huge_pages_of_another_size(host: Host) -> None:
+    assert status_of(scene(host), "huge page size") is None
+    for name, count in (("nr", 4), ("free", 4), ("surplus", 0)):
+        host.put(f"/sys/kernel/mm/hugepages/hugepages-1048576kB/{name}_hugepages", f"{count}\n")
+    assert status_of(scene(host), "huge page size") is Status.WARN
+
+
+def test_a_mount_that_is_not_writable(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert status_of(scene(host), "hugetlbfs access") is None
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert status_of(scene(host), "hugetlbfs access") is Status.WARN
+
+
+@pytest.mark.parametrize(
+    ("arguments", "table", "fix"),
+    [
+        ("intel_iommu=off", True, "take intel_iommu=off off"),
+        ("quiet", True, "boot with intel_iommu=on"),
+        ("intel_iommu=on", False, "in the firmware"),
+    ],
+)
+def test_no_iommu(host: Host, arguments: str, table: bool, fix: str) -> None:
+    host.put("/proc/cmdline", arguments)
+    if table:
+        host.put("/sys/firmware/acpi/tables/DMAR", "")
+    row = worst(scene(host), "iommu")
+    assert row is not None
+    assert row.finding.status is Status.FAIL
+    assert fix in row.finding.fix
+
+
+def test_an_iommu(host: Host) -> None:
+    host.add_drive(BDF)
+    assert status_of(scene(host), "iommu") is Status.PASS
+
+
+@pytest.mark.parametrize(("is_on", "expected"), [(True, Status.WARN), (False, Status.FAIL)])
+def test_gpudirect_storage(host: Host, is_on: bool, expected: Status) -> None:
+    assert status_of(scene(host), "gpudirect storage") is None
+    host.folder("/sys/module/nvidia_fs")
+    if is_on:
+        host.add_drive(BDF)
+    assert status_of(scene(host), "gpudirect storage") is expected
+
+
+def test_type1(host: Host) -> None:
+    bound(host)
+    assert status_of(scene(host), "vfio_iommu_type1") is Status.PASS
+    host.path("/sys/module/vfio_iommu_type1").rmdir()
+    assert status_of(scene(host), "vfio_iommu_type1") is Status.FAIL
+
+
+def test_locked_memory_is_that_of_who_uses_the_drive(host: Host) -> None:
+    assert status_of(scene(host), "locked memory") is Status.PASS
+    assert status_of(scene(host, user="kv"), "locked memory") is Status.PASS
+    assert status_of(scene(host, user="ann"), "locked memory") is Status.FAIL
+    assert status_of(scene(host, user="nobody-here"), "locked memory") is Status.WARN
+
+
+def test_more_huge_pages_than_mappings(host: Host) -> None:
+    assert status_of(scene(host), "dma mappings") is None
+    host.put("/sys/module/vfio_iommu_type1/parameters/dma_entry_limit", "32\n")
+    assert status_of(scene(host), "dma mappings") is Status.WARN
+    large = engine(uri=URI, buffer_size_bytes=1 << 30)
+    assert status_of(scene(host, engines=(large,)), "dma mappings") is Status.FAIL
+
+
+def test_no_drive_at_all(host: Host) -> None:
+    assert status_of(scene(host), "drives") is Status.WARN
+    host.add_drive(BDF)
+    assert status_of(scene(host), "drives") is Status.PASS
+
+
+# ---- drives
+
+
+def test_a_drive_that_is_not_there(host: Host) -> None:
+    assert status_of(scene(host, URI), "drive") is Status.FAIL
+    host.add_drive(BDF)
+    assert status_of(scene(host, URI), "drive") is None
+
+
+def test_a_drive_that_the_kernel_still_has(host: Host) -> None:
+    host.add_drive(BDF)
+    assert status_of(scene(host), "driver") is None  # nobody asked for it
+    assert status_of(scene(host, URI), "driver") is Status.FAIL
+
+
+def test_a_drive_that_lost_its_driver_since_it_was_bound(host: Host, on_host: Shell) -> None:
+    host.add_drive(BDF)
+    assert on_host("bind", BDF) == 0
+    assert status_of(scene(host), "driver") is Status.PASS
+    host.system.write(f"{PCI}/devices/{BDF}/driver_override", "\n")
+    host.system.write(f"{PCI}/devices/{BDF}/driver/unbind", BDF)
+    host.system.write(f"{PCI}/drivers_probe", BDF)
+    row = worst(scene(host), "driver")
+    assert row is not None
+    assert row.finding.status is Status.FAIL
+    assert "bound before" in row.finding.detail
+
+
+def test_only_system_disks(host: Host) -> None:
+    node = host.add_drive(BDF)
+    assert status_of(scene(host), "system disks") is None
+    host.mount("/boot", f"/dev/{node}", host.number(node), "ext4")
+    assert status_of(scene(host), "system disks") is Status.WARN
+
+
+def test_a_group_with_foreign_members(host: Host) -> None:
+    bound(host)
+    assert status_of(scene(host), "iommu group") is Status.PASS
+    host.add_device("0000:3b:00.1", "0x010601", "ahci", "12")
+    assert status_of(scene(host), "iommu group") is Status.FAIL
+
+
+def test_uio_and_vfio_mixed(host: Host) -> None:
+    bound(host)
+    assert status_of(scene(host), "uio and vfio") is None
+    host.add_device("0000:3c:00.0", "0x010802", "uio_pci_generic", None)
+    assert status_of(scene(host), "uio and vfio") is Status.FAIL
+
+
+def test_a_container_without_the_group_node(host: Host) -> None:
+    bound(host)
+    assert status_of(scene(host), "group node") is Status.PASS
+    host.path("/dev/vfio/12").unlink()
+    row = worst(scene(host), "group node")
+    assert row is not None
+    assert row.finding.status is Status.FAIL
+    assert "--device /dev/vfio/12" in row.finding.fix
+
+
+def test_a_group_node_that_is_not_for_this_user(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound(host)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert status_of(scene(host), "group node") is Status.FAIL
+
+
+def test_another_program_on_spdk(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound(host)
+    host.put(f"/var/tmp/spdk_pci_lock_{BDF}", "")
+    assert status_of(scene(host), "locks") is None
+    monkeypatch.setattr(type(host.system), "is_record_locked", lambda *_: True)
+    assert status_of(scene(host), "locks") is Status.WARN
+    assert status_of(scene(host, engines=(engine(uri=URI),)), "locks") is None
+
+
+def test_an_engine_that_does_not_answer(host: Host) -> None:
+    bound(host)
+    name = f"/run/hifc/{BDF.replace(':', '_')}-ns1.lock"
+    host.put(name, "")
+    status = host.path(name).stat()
+    number = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    host.put("/proc/locks", f"1: FLOCK  ADVISORY  WRITE 4711 {number} 0 EOF\n")
+    row = worst(scene(host), "locks")
+    assert row is not None
+    assert row.finding.status is Status.WARN
+    assert "4711" in row.finding.detail
+
+
+def test_a_narrow_link(host: Host) -> None:
+    host.add_drive(BDF)  # x2 at 8 GT/s where x4 at 16 fits
+    row = worst(scene(host), "pcie link")
+    assert row is not None
+    assert row.finding.status is Status.WARN
+    assert "25%" in row.finding.detail
+    for name in ("speed", "width"):
+        best = host.path(f"{PCI}/devices/{BDF}/max_link_{name}").read_text()
+        host.path(f"{PCI}/devices/{BDF}/current_link_{name}").write_text(best)
+    assert status_of(scene(host), "pcie link") is Status.PASS
+
+
+def test_a_gpu_on_another_node(host: Host) -> None:
+    host.add_drive(BDF)
+    host.add_device("0000:af:00.0", "0x030200", "nvidia", "40", vendor="0x10de")
+    assert status_of(scene(host), "numa") is None  # both on node 1
+    host.path(f"{PCI}/devices/0000:af:00.0/numa_node").write_text("0\n")
+    assert status_of(scene(host), "numa") is Status.WARN
+
+
+def test_huge_pages_on_another_node(host: Host) -> None:
+    bound(host)
+    assert status_of(scene(host), "numa") is None
+    host.path(
+        "/sys/devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages"
+    ).write_text("1\n")
+    row = worst(scene(host), "numa")
+    assert row is not None
+    assert "--node 1" in row.finding.fix
+
+
+def page(**fields: int) -> bytes:
+    """A health log of a drive at 41 C."""
+    log = bytearray(512)
+    log[1:3] = (273 + fields.get("celsius", 41)).to_bytes(2, "little")
+    log[0] = fields.get("critical", 0)
+    log[3:6] = bytes([100, 10, fields.get("used", 3)])
+    return bytes(log)
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (page(), Status.PASS),
+        (page(used=95), Status.WARN),
+        (page(celsius=80), Status.WARN),
+        (page(critical=8), Status.FAIL),
+    ],
+)
+def test_health(host: Host, monkeypatch: pytest.MonkeyPatch, log: bytes, expected: Status) -> None:
+    monkeypatch.setattr(device_verbs, "health_log", lambda _: log)
+    assert status_of(scene(host, engines=(engine(uri=URI),)), "health") is expected
+
+
+def test_health_of_a_drive_that_does_not_tell(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(_: str) -> bytes:
+        raise DeviceBusy("process 7 has it")
+
+    monkeypatch.setattr(device_verbs, "health_log", busy)
+    assert status_of(scene(host, engines=(engine(uri=URI),)), "health") is Status.WARN
+
+
+# ---- engines
+
+
+def engine(uri: str = "file:///kv", **more: Any) -> Engine:
+    """One that has done well."""
+    names = [
+        "device_error_count",
+        "corrupt_count",
+        "segments_damaged",
+        "no_space_count",
+        "entries_swap",
+        "segments_free",
+        "rejected_count",
+        "retry_count",
+        "miss_count",
+        "evicted_count",
+        "bounce_bytes",
+        "reinserted_bytes",
+        "write_budget_bytes",
+        "write_budget_left_bytes",
+    ]
+    good = dict.fromkeys(names, 0) | {
+        "direct": 1,
+        "segment_size_bytes": 1 << 20,
+        "get_count": 5000,
+        "put_count": 5000,
+        "get_bytes": 100 << 20,
+        "put_bytes": 100 << 20,
+        "device_write_bytes": 105 << 20,
+        "buffer_size_bytes": 64 << 20,
+    }
+    return Engine("/run/hifc/1-0.sock", uri, 4711, good | more)
+
+
+def test_a_good_engine_passes(host: Host) -> None:
+    said = {"prefetch_issued": 5000, "prefetch_hit": 4000}
+    rows = doctor.run(scene(host, engines=(engine(published=said),)), doctor_engine.CHECKS)
+    assert {row.finding.status for row in rows} == {Status.PASS}
+    assert {row.check for row in rows} == {
+        "engine errors",
+        "write amplification",
+        "hits",
+        "prefetch",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "expected"),
+    [
+        ("engine errors", {"device_error_count": 1}, Status.FAIL),
+        ("engine errors", {"corrupt_count": 1}, Status.FAIL),
+        ("space", {"segments_damaged": 2}, Status.FAIL),
+        ("space", {"no_space_count": 9}, Status.WARN),
+        ("direct i/o", {"direct": 0}, Status.WARN),
+        ("copies", {"bounce_bytes": 150 << 20}, Status.WARN),
+        ("queues", {"retry_count": 5000}, Status.WARN),
+        ("write amplification", {"device_write_bytes": 200 << 20}, Status.WARN),
+        (
+            "write budget",
+            {"write_budget_bytes": 1 << 30, "write_budget_left_bytes": 4096},
+            Status.WARN,
+        ),
+        ("hits", {"miss_count": 60000, "evicted_count": 5}, Status.WARN),
+        ("hits", {"miss_count": 60000}, Status.PASS),
+        (
+            "prefetch",
+            {"published": {"prefetch_issued": 5000, "prefetch_hit": 100}},
+            Status.WARN,
+        ),
+    ],
+)
+def test_an_engine_in_trouble(
+    host: Host, name: str, more: dict[str, Any], expected: Status
+) -> None:
+    assert status_of(scene(host, engines=(engine(**more),)), name) is expected
+
+
+def test_the_limit_that_an_engine_runs_with(host: Host) -> None:
+    limits = "Limit Soft Hard Units\nMax locked memory         {}    {}   bytes\n"
+    one = (engine(uri=URI),)
+    host.put("/proc/4711/limits", limits.format("unlimited", "unlimited"))
+    assert status_of(scene(host, engines=one), "engine's locked memory") is None
+    host.put("/proc/4711/limits", limits.format(8388608, 8388608))
+    assert status_of(scene(host, engines=one), "engine's locked memory") is Status.WARN
+
+
+def test_a_real_engine_is_found_and_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = f"file://{tmp_path.resolve()}/kv?size=16MiB"
+    Namespace.format(uri, segment_size="256KiB")
+    admin = Shell(capsys)
+    with Namespace.open(uri) as namespace:
+        namespace.put(b"k" * 16, b"v" * 5000)
+        code, document = admin.json("doctor", uri)
+    assert code == 0
+    rows = {row["check"]: row for row in document["data"]["checks"]}
+    assert rows["engine errors"]["status"] == "PASS"
+    assert rows["engine errors"]["subject"] == uri
+
+
+def test_the_scene_of_a_uri(host: Host) -> None:
+    host.add_drive(BDF)
+    host.add_drive("0000:3c:00.0", group="13")
+    seen = scene_of(host.system, URI.replace("3b:00.0", "3B:00.0"), None)
+    assert [drive.bdf for drive in seen.drives] == [BDF]
+    assert len(seen.all_drives) == 2
+    assert len(scene_of(host.system, None, None).drives) == 2
+
+
+def test_checks_are_in_one_list() -> None:
+    parts = (doctor_host.CHECKS, doctor_drive.CHECKS, doctor_engine.CHECKS)
+    assert sum(map(len, parts)) == len(ALL_CHECKS)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verb doctor: builds the scene and runs all checks on it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+
+from hifc_admin import doctor, doctor_drive, doctor_engine, doctor_host, owner, target
+from hifc_admin import system as systems
+from hifc_admin.doctor import Engine, Scene
+from hifc_admin.drives import all_drives, all_gpus, parse_bdf
+from hifc_admin.parsing import Verbs, add_verb
+from hifc_admin.result import Failure, Result
+from hifc_admin.system import System
+
+ALL_CHECKS: doctor.Checks = (
+    *doctor_host.CHECKS,
+    *doctor_drive.CHECKS,
+    *doctor_engine.CHECKS,
+)
+
+
+def register(verbs: Verbs) -> None:
+    parser = add_verb(
+        verbs,
+        "doctor",
+        examine,
+        "check host, drives and running engines, and say what to do",
+        "hifc-admin doctor 'spdk://0000:3b:00.0?ns=1'",
+        honours=("sysroot",),
+    )
+    parser.add_argument(
+        "uri", metavar="URI", nargs="?", help="a device (default: everything on this host)"
+    )
+    parser.add_argument("--user", help="who is to use the drives (default: members of group hifc)")
+
+
+def examine(arguments: argparse.Namespace) -> Result:
+    seen = scene_of(systems.of(arguments), arguments.uri, arguments.user)
+    return doctor.report(arguments.uri, doctor.run(seen, ALL_CHECKS), arguments.json)
+
+
+def scene_of(system: System, uri: str | None, user: str | None) -> Scene:
+    """Raises Failure for a URI that is none."""
+    bdf = None
+    medium = None if uri is None else target.parse(uri)
+    if medium is not None and medium.scheme == "spdk":
+        bdf = parse_bdf(medium.name)
+    drives = all_drives(system)
+    about = [drive for drive in drives if uri is None or drive.bdf == bdf]
+    return Scene(
+        system=system,
+        uri=uri,
+        wanted_bdf=bdf,
+        all_drives=tuple(drives),
+        drives=tuple(about),
+        gpus=tuple(all_gpus(system)),
+        engines=tuple(_engines(system, uri)),
+        user=user,
+    )
+
+
+def _engines(system: System, uri: str | None) -> list[Engine]:
+    """Those that may be asked: all of them, or the owner of the device."""
+    wanted = None if uri is None else owner.find(uri, system.root)
+    found = []
+    for path, said in owner.owners(system.root):
+        if uri is not None and path != wanted:
+            continue
+        with contextlib.suppress(OSError, Failure):  # it ended just now
+            stats = owner.ask(path, "stats")
+            found.append(Engine(str(path), str(said["uri"]), int(said["pid"]), stats))
+    return found
