@@ -163,6 +163,18 @@ def test_a_mount_that_is_not_writable(host: Host, monkeypatch: pytest.MonkeyPatc
     assert status_of(scene(host), "hugetlbfs access") is Status.WARN
 
 
+def test_what_dead_processes_left(host: Host) -> None:
+    assert status_of(scene(host), "leftovers") is None
+    host.put(f"/var/tmp/spdk_pci_lock_{BDF}", "")
+    assert status_of(scene(host), "leftovers") is Status.WARN
+    host.put("/dev/hugepages/spdk_pid77map_0", "x" * 100)
+    row = worst(scene(host), "leftovers")
+    assert row is not None
+    assert row.finding.status is Status.FAIL
+    assert "spdk_pid77map_0" in row.finding.evidence
+    assert row.finding.fix == "hifc-admin cleanup"
+
+
 @pytest.mark.parametrize(
     ("arguments", "table", "fix"),
     [

@@ -48,13 +48,6 @@ def driver(scene: Scene) -> Iterator[Finding]:
         kept = records.read_persisted(scene.system, drive.bdf)
         if drive.driver in iommu.USERSPACE_DRIVERS:
             yield passed(f"{drive.driver} has it", subject=drive.bdf)
-        elif record is not None and record.phase == records.BINDING:
-            yield failed(
-                "a bind was killed half-way",
-                records.record_file(drive.bdf),
-                f"hifc-admin unbind {drive.bdf}",
-                drive.bdf,
-            )
         elif scene.wanted_bdf == drive.bdf or record is not None or kept is not None:
             why = "it was bound before" if record or kept else "the URI asks for it"
             yield failed(

@@ -6,8 +6,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from hifc_admin import accounts, iommu, memory
-from hifc_admin.doctor import Checks, Finding, Scene, failed, of_problem, passed, warned
+from hifc_admin import accounts, iommu, leftovers, memory
+from hifc_admin.doctor import (
+    Checks,
+    Finding,
+    Scene,
+    Status,
+    failed,
+    of_problem,
+    passed,
+    warned,
+)
 from hifc_admin.drives import CLASS_NVME
 from hifc_admin.text import size
 
@@ -17,6 +26,8 @@ FIRMWARE_TABLES = ("/sys/firmware/acpi/tables/DMAR", "/sys/firmware/acpi/tables/
 DMA_LIMIT = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit"
 DMA_ENTRIES_DEFAULT = 65535
 PAGE_2M_BYTES = 2 << 20
+CLEANUP = "hifc-admin cleanup"
+NAMED_MAX = 4
 
 
 def huge_pages(scene: Scene) -> Iterator[Finding]:
@@ -60,6 +71,27 @@ def mount_access(scene: Scene) -> Iterator[Finding]:
                 f"chgrp hifc {mount.folder}; chmod 1770 {mount.folder}",
                 mount.folder,
             )
+
+
+def left_behind(scene: Scene) -> Iterator[Finding]:
+    found, unclear = leftovers.find_leftovers(scene.system)
+    yield from (of_problem(problem, Status.WARN) for problem in unclear)
+    pages = [item for item in found if item.kind == "huge pages"]
+    if pages:
+        amount = size(sum(item.size_bytes for item in pages))
+        yield failed(f"dead processes hold {amount} of huge pages", _named(pages), CLEANUP)
+    others = [item for item in found if item.kind != "huge pages"]
+    if others:
+        yield warned("dead processes left files and locks", _named(others), CLEANUP)
+    halves = leftovers.half_binds(scene.system)
+    if halves:
+        drives = ", ".join(record.bdf for record in halves)
+        yield failed("a bind was killed half-way", drives, CLEANUP)
+
+
+def _named(items: list[leftovers.Leftover]) -> str:
+    names = [f"{item.name} ({item.evidence})" for item in items[:NAMED_MAX]]
+    return ", ".join(names) + (" ..." if len(items) > NAMED_MAX else "")
 
 
 def iommu_on(scene: Scene) -> Iterator[Finding]:
@@ -177,6 +209,7 @@ CHECKS: Checks = (
     ("huge pages", huge_pages),
     ("huge page size", page_size),
     ("hugetlbfs access", mount_access),
+    ("leftovers", left_behind),
     ("iommu", iommu_on),
     ("gpudirect storage", gds_conflict),
     ("vfio_iommu_type1", type1),
