@@ -19,7 +19,7 @@ static uint32_t round_up(uint32_t value, uint32_t to)
 
 /* ---- forming -------------------------------------------------------------------------------- */
 
-static void batch_close(struct hifc_ns *ns, struct ns_batch *batch)
+void ns_batch_close(struct hifc_ns *ns, struct ns_batch *batch)
 {
     struct ns_open *open = batch->open;
     struct hifc_batch_header *header = batch->header;
@@ -74,7 +74,7 @@ void ns_close_forming(struct hifc_ns *ns, bool force)
         bool due = force || open->inflight < ns->opts.batch_inflight ||
                    ns->segments[open->segment].state == NS_CLOSING;
         if (open->forming && due && !open->failed) {
-            batch_close(ns, open->forming);
+            ns_batch_close(ns, open->forming);
         }
     }
 }
@@ -216,7 +216,7 @@ int ns_append(struct hifc_ns *ns, struct ns_op *op, unsigned stream)
     /* Reserved room stands last in a batch, so that the rest is one contiguous write. */
     if (open->forming && (batch_full(ns, open->forming, extent) ||
                           open->forming->bytes != open->forming->write_bytes)) {
-        batch_close(ns, open->forming);
+        ns_batch_close(ns, open->forming);
     }
     struct ns_batch *batch = batch_forming(ns, open);
     if (!batch) {
@@ -259,7 +259,7 @@ int ns_append_reserved(struct hifc_ns *ns, struct ns_reservation *reservation, u
         return status;
     }
     if (open->forming && open->forming->entry_count == HIFC_BATCH_ENTRIES_MAX) {
-        batch_close(ns, open->forming);
+        ns_batch_close(ns, open->forming);
     }
     struct ns_batch *batch = batch_forming(ns, open);
     if (!batch) {
@@ -283,7 +283,7 @@ int ns_append_publish(struct hifc_ns *ns, struct ns_op *op)
     struct ns_reservation *reservation = op->reservation;
     struct ns_open *open = ns->segments[reservation->segment].open;
     if (open->forming && open->forming->entry_count == HIFC_BATCH_ENTRIES_MAX) {
-        batch_close(ns, open->forming);
+        ns_batch_close(ns, open->forming);
     }
     struct ns_batch *batch = batch_forming(ns, open);
     if (!batch) {

@@ -381,6 +381,8 @@ int ns_append(struct hifc_ns *ns, struct ns_op *op, unsigned stream);
 int ns_append_publish(struct hifc_ns *ns, struct ns_op *op);
 /* Takes room for a reservation. Mutex held. */
 int ns_append_reserved(struct hifc_ns *ns, struct ns_reservation *reservation, unsigned stream);
+/* Gives a forming batch its sequence and sends it out. Mutex held. */
+void ns_batch_close(struct hifc_ns *ns, struct ns_batch *batch);
 /* Closes forming batches that may go out: all when force, else those under batch_inflight. */
 void ns_close_forming(struct hifc_ns *ns, bool force);
 

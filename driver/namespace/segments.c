@@ -154,6 +154,10 @@ struct ns_open *ns_stream_open(struct hifc_ns *ns, unsigned stream, uint64_t ext
         return NULL;
     }
     if (open) {
+        /* What stands in it comes first: a later batch of the next segment may replace it. */
+        if (open->forming && !open->failed) {
+            ns_batch_close(ns, open->forming);
+        }
         ns_open_close(ns, open);
     }
     open = segment_open(ns, stream);

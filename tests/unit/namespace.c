@@ -143,6 +143,30 @@ TEST(reuse_survives_a_restart_and_swap_does_not)
     CHECK_EQ(hifc_close(ns), 0);
 }
 
+/* The tombstone forms in one segment, the value put after it opens the next: were the second to
+ * close first, its sequence would be the lower one and the next open would delete it. */
+TEST(a_key_deleted_and_put_again_across_two_segments_survives_a_restart)
+{
+    uint64_t at;
+    format_ns();
+    open_ns(HIFC_INLINE);
+    CHECK_EQ(hifc_buffer_alloc(ns, 1u << 20, &at), 0);
+    CHECK_EQ(put(1, at, 300000, 1, HIFC_REUSE), HIFC_OK);
+    struct hifc_req reqs[] = {
+        {.op = HIFC_OP_DELETE, .key = key_of(1)},
+        {.op = HIFC_OP_PUT, .key = key_of(1), .buffer_offset = at, .length = 300000},
+    };
+    CHECK_EQ(run(reqs, 2), HIFC_OK);
+    CHECK_EQ(reqs[1].status, HIFC_OK);
+    CHECK_EQ(hifc_sync(ns), 0);
+    CHECK_EQ(hifc_close(ns), 0);
+    open_ns(HIFC_INLINE);
+    CHECK_EQ(hifc_buffer_alloc(ns, 1u << 20, &at), 0);
+    CHECK_EQ(get(1, at, 0, 0), HIFC_OK);
+    check_value(1, at, 0, 300000);
+    CHECK_EQ(hifc_close(ns), 0);
+}
+
 TEST(two_phase_put)
 {
     uint64_t at;
