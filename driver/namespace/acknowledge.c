@@ -98,9 +98,9 @@ static void op_acknowledge(struct hifc_ns *ns, struct ns_op *op)
         if (op->has_previous) {
             ns_slot_dead(ns, &op->previous);
             ns->segments[op->previous.segment].pins--;
-        } else if (op->cls == HIFC_SWAP) {
-            ns->entries_swap++;
+            ns->entries_swap -= op->previous.flags & HIFC_SLOT_SWAP ? 1 : 0;
         }
+        ns->entries_swap += op->cls == HIFC_SWAP;
         ns->stats.put_count++;
         ns->stats.put_bytes += op->length;
         ns->reinsert_credit_bytes +=

@@ -135,6 +135,24 @@ TEST(flipped_reuse_bytes_are_a_miss_and_can_be_put_again)
     finish();
 }
 
+TEST(a_quarantined_key_that_changes_its_class_is_counted_in_it)
+{
+    struct hifc_stats stats;
+    struct hifc_req req = {.op = HIFC_OP_DELETE, .key = key_of(1)};
+    start(HIFC_INLINE);
+    CHECK_EQ(put(1, 30000, 1, HIFC_REUSE), HIFC_OK);
+    flip_everything();
+    CHECK_EQ(get(1, 0, 30000), HIFC_MISS);
+    hifc_faulty_clear(device);
+    CHECK_EQ(put(1, 30000, 1, HIFC_SWAP), HIFC_OK);
+    CHECK_EQ(hifc_stats(ns, &stats), 0);
+    CHECK_EQ(stats.entries_swap, 1);
+    CHECK_EQ(run(&req), HIFC_OK);
+    CHECK_EQ(hifc_stats(ns, &stats), 0);
+    CHECK_EQ(stats.entries_swap, 0);
+    finish();
+}
+
 TEST(flipped_swap_bytes_are_an_error_until_deleted)
 {
     start(HIFC_INLINE);
