@@ -78,8 +78,10 @@ static void op_acknowledge(struct hifc_ns *ns, struct ns_op *op)
     uint64_t bytes = op->length;
     switch (op->kind) {
     case NS_OP_MOVE:
+        /* A lease that came meanwhile holds the segment it stood in: there it stays. */
         if (slot_names(slot, op->previous.segment, op->previous.offset) &&
-            !(slot->flags & HIFC_SLOT_PENDING)) {
+            !(slot->flags & HIFC_SLOT_PENDING) &&
+            ns->segments[op->previous.segment].leases == 0) {
             ns_slot_dead(ns, slot);
             slot->segment = op->segment;
             slot->offset = op->offset;

@@ -155,7 +155,10 @@ static struct ns_lease *lease_unused(struct hifc_ns *ns)
 static void lease_end(struct hifc_ns *ns, struct ns_lease *lease)
 {
     for (uint32_t i = 0; i < lease->count; i++) {
-        ns->segments[lease->segments[i]].leases--;
+        struct ns_segment *segment = &ns->segments[lease->segments[i]];
+        if (--segment->leases == 0 && segment->live_entries == 0) {
+            ns_want_janitor(ns);
+        }
     }
     free(lease->segments);
     *lease = (struct ns_lease){0};

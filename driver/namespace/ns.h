@@ -447,7 +447,8 @@ int ns_seal_write(struct hifc_ns *ns, uint32_t segment, struct hifc_footer *foot
 int ns_reclaim_dead(struct hifc_ns *ns);
 /* Overwrites the segment's header as free, with the next generation; not flushed. Blocks. */
 int ns_write_free_header(struct hifc_ns *ns, uint32_t segment);
-/* Empties one segment and frees it; blocks. 1: progress, 0: nothing may go, negative errno. */
+/* Empties one segment and frees it; blocks. 1: progress, 0: nothing may go,
+ * -EAGAIN: not now, another negative errno: never. */
 int ns_reclaim_one(struct hifc_ns *ns);
 /* Reads the summary of a sealed segment; *entries is the caller's to free. */
 int ns_summary_read(struct hifc_ns *ns, uint32_t segment, struct hifc_summary_entry **entries,

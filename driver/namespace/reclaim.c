@@ -279,7 +279,8 @@ static int moves_finish(struct hifc_ns *ns, struct moves *moves)
         while (op->pending != 0) {
             ns_wait_changed(ns);
         }
-        if (op->status != HIFC_OK && op->kind == NS_OP_MOVE && op->cls == HIFC_REUSE) {
+        if (op->status != HIFC_OK && op->kind == NS_OP_MOVE && op->cls == HIFC_REUSE &&
+            ns->segments[op->previous.segment].leases == 0) {
             struct hifc_slot *slot = hifc_index_find(ns->index, &op->key);
             if (slot && slot->segment == op->previous.segment &&
                 slot->offset == op->previous.offset && !(slot->flags & HIFC_SLOT_PENDING)) {
@@ -480,13 +481,15 @@ int ns_reclaim_one(struct hifc_ns *ns)
     int error = empty_segment(ns, segment);
     pthread_mutex_lock(&ns->mutex);
     bool emptied = !error && wait_unpinned(ns, segment) &&
-                   ns->segments[segment].live_entries == 0;
+                   ns->segments[segment].live_entries == 0 && ns->segments[segment].leases == 0;
     if (!emptied) {
-        bool passing = error == -EBUSY || error == -EAGAIN || error == -ENOMEM;
+        /* A lease, a reader, a full pool: it passes, and does not mean that nothing may go. */
+        bool passing = error == 0 || error == -EBUSY || error == -ENOMEM;
+        bool no_room = error == -EAGAIN;
         ns->segments[segment].state = NS_SEALED;
-        ns->segments[segment].stuck = error != 0 && !passing;
+        ns->segments[segment].stuck = !passing && !no_room;
         pthread_mutex_unlock(&ns->mutex);
-        return passing ? 0 : error;
+        return passing ? -EAGAIN : no_room ? 0 : error;
     }
     pthread_mutex_unlock(&ns->mutex);
     error = free_segments(ns, &segment, 1);
