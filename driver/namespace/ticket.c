@@ -100,10 +100,10 @@ static void ticket_done(struct hifc_ticket *ticket)
 {
     ticket->info.elapsed_ns = ns_now() - ticket->start_ns;
     count_latency(ticket);
-    if (ticket->fd >= 0) {
+    atomic_store(&ticket->remaining, 0);
+    if (ticket->fd >= 0) { /* after it, so that who is woken finds it done; free waits for us */
         eventfd_write(ticket->fd, 1);
     }
-    atomic_store(&ticket->remaining, 0);
     if (atomic_load(&ticket->waiters) != 0) {
         syscall(SYS_futex, &ticket->remaining, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
     }
