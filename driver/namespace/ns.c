@@ -457,6 +457,9 @@ static int shut_down(struct hifc_ns *ns)
     if (atomic_load(&ns->visits) > 0) {
         return hifc_fail(-EBUSY, "calls on %s have not returned: end them before closing", ns->uri);
     }
+    /* Whoever was inside may have submitted after the first drain. */
+    int drained = ns_drain(ns, DRAIN_AT_CLOSE_US);
+    error = error ? error : drained;
     if (!ns->read_only) {
         int finished = finish_writing(ns);
         error = error ? error : finished;
