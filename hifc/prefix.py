@@ -108,7 +108,12 @@ def _save_blocks(stream: KVStream, keys: BlockKeys, first: int, end: int) -> Non
     if not missing.size:
         return
     wanted = reserve[missing]
-    settle_answers(namespace, namespace.submit(wanted), wanted, "reserve")
+    try:
+        settle_answers(namespace, namespace.submit(wanted), wanted, "reserve")
+    except BaseException:  # those that were taken would keep keys and segments for minutes
+        taken = wanted["status"] == Answer.OK
+        discard(namespace, Op.ABORT, "handle", wanted["handle"][taken])
+        raise
     reserve["status"] = Answer.EXISTS
     reserve[missing] = wanted
     taken = np.flatnonzero(reserve["status"] == Answer.OK)
