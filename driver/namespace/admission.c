@@ -87,6 +87,13 @@ static bool within_budget(struct hifc_ns *ns, uint64_t bytes)
     return true;
 }
 
+void ns_admit_undo(struct hifc_ns *ns, uint8_t cls, uint64_t bytes)
+{
+    if (cls == HIFC_REUSE && ns->opts.admission == HIFC_ADMIT_BUDGET) {
+        ns->budget_bytes += (int64_t)bytes;
+    }
+}
+
 bool ns_admit(struct hifc_ns *ns, const struct hifc_key *key, uint64_t bytes)
 {
     switch (ns->opts.admission) {

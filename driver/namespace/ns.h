@@ -429,6 +429,8 @@ void ns_admission_destroy(struct hifc_ns *ns);
 /* Bytes that the write budget has left now. */
 uint64_t ns_budget_left(struct hifc_ns *ns);
 bool ns_admit(struct hifc_ns *ns, const struct hifc_key *key, uint64_t bytes);
+/* What was admitted was not taken after all (Retry, No space): its bytes are not spent. */
+void ns_admit_undo(struct hifc_ns *ns, uint8_t cls, uint64_t bytes);
 
 /* ---- janitor.c, reclaim.c ------------------------------------------------------------------- */
 int ns_janitor_start(struct hifc_ns *ns);

@@ -347,7 +347,10 @@ static struct hifc_slot *put_slot(struct hifc_ns *ns, const struct hifc_req *req
     }
     if (!slot) {
         slot = hifc_index_insert(ns->index, &req->key);
-        *status = slot ? 0 : HIFC_NO_SPACE;
+        if (!slot) {
+            *status = HIFC_NO_SPACE;
+            ns_admit_undo(ns, req->cls, req->length);
+        }
     }
     return slot;
 }
@@ -387,6 +390,7 @@ static int start_put(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticke
                  : HIFC_RETRY;
     forget_crcs(op, item);
     if (status != 0) {
+        ns_admit_undo(ns, req->cls, req->length);
         if (!op->has_previous) {
             hifc_index_remove(ns->index, slot);
         }

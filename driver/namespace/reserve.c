@@ -72,6 +72,9 @@ struct ns_reservation *ns_reservation_find(struct hifc_ns *ns, uint64_t handle)
 static struct ns_reservation *reservation_take(struct hifc_ns *ns, const struct hifc_req *req)
 {
     if (ns->reservation_free == UINT32_MAX) {
+        ns_reservations_expire(ns, ns_now()); /* inline, nobody may have looked for long */
+    }
+    if (ns->reservation_free == UINT32_MAX) {
         return NULL;
     }
     struct ns_reservation *r = &ns->reservations[ns->reservation_free];
@@ -111,16 +114,17 @@ int ns_reserve(struct hifc_ns *ns, struct hifc_req *req)
     if (slot) {
         return slot->flags & HIFC_SLOT_PENDING ? HIFC_PENDING : HIFC_EXISTS;
     }
-    if (req->cls == HIFC_REUSE && !ns_admit(ns, &req->key, req->length)) {
-        return HIFC_REJECTED;
-    }
     int shape = ns_shape(ns, req->part_count > 1 ? req->part_count : 1);
     if (shape < 0) {
         return hifc_fail(-EINVAL, "more than %u different part counts: use fewer",
                          NS_SHAPES_MAX);
     }
+    if (req->cls == HIFC_REUSE && !ns_admit(ns, &req->key, req->length)) {
+        return HIFC_REJECTED;
+    }
     struct ns_reservation *r = reservation_take(ns, req);
     if (!r) {
+        ns_admit_undo(ns, req->cls, req->length);
         return HIFC_RETRY;
     }
     slot = hifc_index_insert(ns->index, &req->key);
@@ -132,6 +136,7 @@ int ns_reserve(struct hifc_ns *ns, struct hifc_req *req)
             hifc_index_remove(ns->index, slot);
         }
         ns_reservation_release(ns, r);
+        ns_admit_undo(ns, req->cls, req->length);
         return status;
     }
     slot->segment = r->segment;

@@ -167,6 +167,32 @@ TEST(a_key_deleted_and_put_again_across_two_segments_survives_a_restart)
     CHECK_EQ(hifc_close(ns), 0);
 }
 
+TEST(the_write_budget_pays_only_for_what_was_taken)
+{
+    uint64_t at;
+    struct hifc_stats stats;
+    struct hifc_open_opts opts = {.drive = HIFC_INLINE, .pool_size_bytes = 8u << 20,
+                                  .admission = HIFC_ADMIT_BUDGET, .reservations_max = 1,
+                                  .write_budget_bytes_per_day = 100000};
+    struct hifc_req reqs[2] = {
+        {.op = HIFC_OP_RESERVE, .key = key_of(1), .length = 30000},
+        {.op = HIFC_OP_RESERVE, .key = key_of(2), .length = 30000},
+    };
+    format_ns();
+    CHECK_EQ(hifc_open(NAME, &opts, &ns), 0);
+    pool = hifc_pool_base(ns, 0, NULL);
+    CHECK_EQ(hifc_buffer_alloc(ns, 1u << 20, &at), 0);
+    CHECK_EQ(run(reqs, 2), HIFC_OK);
+    for (uint32_t i = 0; i < 5; i++) {
+        CHECK_EQ(run(&reqs[1], 1), HIFC_RETRY);
+    }
+    CHECK_EQ(put(3, at, 60000, 1, HIFC_REUSE), HIFC_OK);
+    CHECK_EQ(put(4, at, 60000, 1, HIFC_REUSE), HIFC_REJECTED);
+    CHECK_EQ(hifc_stats(ns, &stats), 0);
+    CHECK(stats.write_budget_left_bytes >= 10000 && stats.write_budget_left_bytes < 11000);
+    CHECK_EQ(hifc_close(ns), 0);
+}
+
 TEST(two_phase_put)
 {
     uint64_t at;
