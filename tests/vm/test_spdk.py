@@ -21,13 +21,14 @@ import numpy as np
 import pytest
 
 from hifc import DeviceBusy, DeviceError, HiFCError, Namespace
-from vm.pci import Drive, wait_until
+from vm.pci import Drive, PciDevice, wait_until
 from vm.qmp import Qmp
 
 SEGMENT = "2MiB"
 LINE_TIMEOUT_S = 60.0
-# From a fault to the error, with the load's command timeout of 5 s and SPDK's own waits.
-FAULT_TIMEOUT_S = 30.0
+# From a fault to the error it takes up to 13 s: the command timeout of 5 s and a reset in vain. The
+# rest is for hosts that are busy.
+FAULT_TIMEOUT_S = 60.0
 LENGTHS = (1, 511, 4096, 4097, 131072, 1 << 20)
 
 
@@ -155,6 +156,19 @@ def test_health_over_the_admin_queue(bound: Drive) -> None:
     assert before.ok
     assert 273 < before.temperature_kelvin < 373
     assert after.host_write_commands > before.host_write_commands
+
+
+def test_values_move_between_the_drive_and_a_bar(bound: Drive, addresses: dict[str, str]) -> None:
+    device = PciDevice(addresses["bar-device"])
+    device.enable(True)
+    try:
+        done = subprocess.run(
+            ["bar", bound.uri, device.path / "resource2"],
+            capture_output=True, text=True, timeout=LINE_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    finally:
+        device.enable(False)
+    assert done.returncode == 0, done.stderr
 
 
 # ---- what is refused

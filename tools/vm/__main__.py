@@ -81,7 +81,7 @@ def keep(source: Path, target: Path) -> None:
 
 def job(options: argparse.Namespace, tests: list[str]) -> str:
     """The script that the guest runs."""
-    path = f"{options.site}/bin:{options.venv}/bin"
+    path = f"{options.site}/bin:{options.build}/bin:{options.venv}/bin"
     python_path = [options.site, REPOSITORY / "tools", REPOSITORY / "tests/vm"]
     lines = [
         f"cd {shlex.quote(str(REPOSITORY))}",

@@ -70,7 +70,7 @@ class Machine:
             [
                 "console=ttyS0 loglevel=5 panic=-1 oops=panic",
                 # No secrets in here, and page tables per mode cost an emulated CPU dearly.
-                "mitigations=off nokaslr",
+                "nokaslr",
                 # The emulated clock is slow, not broken.
                 "nowatchdog no_timer_check tsc=reliable",
                 "intel_iommu=on",
