@@ -74,6 +74,8 @@ def mount_access(scene: Scene) -> Iterator[Finding]:
 
 
 def left_behind(scene: Scene) -> Iterator[Finding]:
+    if not scene.wants_pcie:
+        return
     found, unclear = leftovers.find_leftovers(scene.system)
     yield from (of_problem(problem, Status.WARN) for problem in unclear)
     pages = [item for item in found if item.kind == "huge pages"]

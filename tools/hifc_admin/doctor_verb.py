@@ -6,12 +6,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 
-from hifc_admin import doctor, doctor_drive, doctor_engine, doctor_host, owner, target
+from hifc_admin import (
+    doctor,
+    doctor_drive,
+    doctor_engine,
+    doctor_host,
+    doctor_measure,
+    owner,
+    target,
+)
 from hifc_admin import system as systems
 from hifc_admin.doctor import Engine, Scene
 from hifc_admin.drives import all_drives, all_gpus, parse_bdf
 from hifc_admin.parsing import Verbs, add_verb
-from hifc_admin.result import Failure, Result
+from hifc_admin.result import Exit, Failure, Problem, Result
 from hifc_admin.system import System
 
 ALL_CHECKS: doctor.Checks = (
@@ -34,11 +42,25 @@ def register(verbs: Verbs) -> None:
         "uri", metavar="URI", nargs="?", help="a device (default: everything on this host)"
     )
     parser.add_argument("--user", help="who is to use the drives (default: members of group hifc)")
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="also read the namespace of URI, at rest, for two seconds and compare with what "
+        "bench --baseline kept",
+    )
 
 
 def examine(arguments: argparse.Namespace) -> Result:
-    seen = scene_of(systems.of(arguments), arguments.uri, arguments.user)
-    return doctor.report(arguments.uri, doctor.run(seen, ALL_CHECKS), arguments.json)
+    uri = arguments.uri
+    seen = scene_of(systems.of(arguments), uri, arguments.user)
+    if arguments.measure and uri is None:
+        problem = Problem("usage", "doctor", "--measure wants a URI", fix="name the device")
+        raise Failure(Exit.USAGE, problem)
+    rows = doctor.run(seen, ALL_CHECKS)
+    if arguments.measure:
+        checks = [("throughput", lambda _: doctor_measure.measured(uri, rows))]
+        rows += doctor.run(seen, checks)
+    return doctor.report(uri, rows, arguments.json)
 
 
 def scene_of(system: System, uri: str | None, user: str | None) -> Scene:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from hifc.errors import HiFCError
 from hifc_admin import (
+    bench_verb,
     check_verbs,
     device_verbs,
     doctor_verb,
@@ -36,6 +37,7 @@ _GROUPS = (
     upkeep_verbs,
     install,
     doctor_verb,
+    bench_verb,
 )
 
 EXIT_CODES = """exit codes:

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from hifc.errors import CorruptionError, HiFCError
 from hifc.memory import ByteArray
 from hifc.namespace import Entry, Namespace
-from hifc.request import Answer
+from hifc.request import Answer, EventKind
 from hifc.ticket import Ticket
 from hifc.units import page_up
 
 BUFFER_BYTES = 8 << 20
-EVENT_QUARANTINED = 3
 NAP_MAX_S = 0.1
 
 
@@ -117,7 +116,7 @@ class _Reader:
     def _collect_quarantined(self) -> None:
         """An evicted value is a miss as well: what the library quarantined, it says by event."""
         events = self._namespace.events().events
-        for key in events["key"][events["kind"] == EVENT_QUARANTINED]:
+        for key in events["key"][events["kind"] == EventKind.QUARANTINED]:
             self._quarantined.add(key.tobytes())
 
     def _count(self, entry: Entry, status: int) -> None:
