@@ -197,18 +197,10 @@ def _pool(value_bytes: int, count: int) -> int:
 
 
 def _read_and_write(arguments: argparse.Namespace) -> Ran:
-    value_bytes, depth = arguments.size, arguments.depth
-    pool = _pool(value_bytes, 2 * max(depth, SWAP_BATCH))
+    count = _count(arguments)
+    pool = _pool(arguments.size, 2 * max(arguments.depth, SWAP_BATCH))
     with Namespace.open(arguments.uri, pool_size=pool) as namespace:
-        stats = namespace.stats()
-        spared = SEGMENTS_SPARED * stats.segment_size_bytes
-        room = max(0, stats.segments_free * stats.segment_size_bytes - spared)
-        held = page_up(value_bytes)
-        count = min(arguments.data // held, room // ROOM_SHARE // held, KEYS_MAX)
-        if count < max(2 * depth, SWAP_BATCH):
-            detail = f"too little is free: {text.size(room)} for values of {text.size(value_bytes)}"
-            fix = "a smaller --size or --depth, more --data, or --read-only"
-            raise Failure(Exit.FAILED, Problem("no-space", arguments.uri, detail, fix=fix))
+        uuid = namespace.stats().uuid
         scratch = Scratch(3 * count)
         try:
             outcomes = _loads(arguments, namespace, scratch, count)
@@ -220,7 +212,23 @@ def _read_and_write(arguments: argparse.Namespace) -> Ran:
         detail = f"{left} values that bench wrote could not be deleted"
         evidence = "they are swap entries and end with this process"
         problems.append(Problem("left", arguments.uri, detail, evidence, severity=Severity.WARNING))
-    return stats.uuid, outcomes, problems
+    return uuid, outcomes, problems
+
+
+def _count(arguments: argparse.Namespace) -> int:
+    """How many values the data set has. Looked at read-only: a writable open of a namespace that is
+    nearly full makes room by evicting. Raises Failure where too little is free."""
+    with Namespace.open(arguments.uri, read_only=True) as namespace:
+        stats = namespace.stats()
+    spared = SEGMENTS_SPARED * stats.segment_size_bytes
+    room = max(0, stats.segments_free * stats.segment_size_bytes - spared)
+    held = page_up(arguments.size)
+    count: int = min(arguments.data // held, room // ROOM_SHARE // held, KEYS_MAX)
+    if count < max(2 * arguments.depth, SWAP_BATCH):
+        detail = f"too little is free: {text.size(room)} for values of {text.size(arguments.size)}"
+        fix = "a smaller --size or --depth, more --data, or --read-only"
+        raise Failure(Exit.FAILED, Problem("no-space", arguments.uri, detail, fix=fix))
+    return count
 
 
 def _loads(
