@@ -19,11 +19,7 @@ void ns_batch_xfer_done(struct hifc_xfer *xfer)
     struct hifc_ns *ns = batch->open->ns;
     if (xfer->error != 0 && batch->error == 0) {
         batch->error = xfer->error;
-        hifc_error_fill_command(&ns->last_device_error, xfer->error, xfer->sct, xfer->sc,
-                                xfer->error_opcode == HIFC_IO_FLUSH ? 0x00 : 0x01,
-                                xfer->error_offset_bytes / ns->device->geometry.lba_bytes,
-                                xfer->error_length_bytes / ns->device->geometry.lba_bytes,
-                                ns->device->geometry.lba_bytes, ns->uri);
+        batch->failed = ns_failed_command(xfer, NS_OPCODE_WRITE);
     }
     if (--batch->pending == 0) {
         batch->next_done = NULL;
@@ -32,25 +28,30 @@ void ns_batch_xfer_done(struct hifc_xfer *xfer)
     }
 }
 
-static bool entries_add(struct ns_open *open, const struct hifc_disk_entry *entry,
-                        uint64_t sequence)
+bool ns_open_reserve_entry(struct ns_open *open)
 {
-    if (open->entry_count == open->entry_capacity) {
-        uint32_t capacity = open->entry_capacity ? open->entry_capacity * 2 : 64;
-        void *grown = realloc(open->entries, capacity * sizeof *open->entries);
-        if (!grown) {
-            return false;
-        }
+    if (open->entry_count_max + open->reservations < open->entry_capacity) {
+        return true;
+    }
+    uint32_t capacity = open->entry_capacity ? open->entry_capacity * 2 : 64;
+    void *grown = realloc(open->entries, capacity * sizeof *open->entries);
+    if (grown) {
         open->entries = grown;
         open->entry_capacity = capacity;
     }
+    return grown != NULL;
+}
+
+/* There is room: whoever appended the entry reserved it. */
+static void entries_add(struct ns_open *open, const struct hifc_disk_entry *entry,
+                        uint64_t sequence)
+{
     struct hifc_summary_entry *to = &open->entries[open->entry_count++];
     to->entry = *entry;
     to->sequence = sequence;
     if (entry->kind == HIFC_ENTRY_PUBLISH) {
         to->entry.kind = HIFC_ENTRY_VALUE;
     }
-    return true;
 }
 
 static bool slot_names(const struct hifc_slot *slot, uint32_t segment, uint32_t offset)
@@ -151,9 +152,15 @@ static void op_relocate(struct hifc_ns *ns, struct ns_op *op, int error)
         op_fail(ns, op, error);
         return;
     }
-    if (op->kind == NS_OP_TOMBSTONE && hifc_index_find(ns->index, &op->key)) {
-        /* Put again in the meantime: with a new sequence it would delete what came after it. */
-        op_done(ns, op, HIFC_OK, 0, NULL);
+    const struct hifc_slot *newer = hifc_index_find(ns->index, &op->key);
+    if (op->kind == NS_OP_TOMBSTONE && newer) {
+        /* Put again in the meantime: with a new sequence it would delete what came after it. That
+         * hides what was deleted just as well, once it is there. */
+        if (newer->flags & HIFC_SLOT_PENDING) {
+            op_fail(ns, op, error);
+        } else {
+            op_done(ns, op, HIFC_OK, 0, NULL);
+        }
         return;
     }
     if (op->kind != NS_OP_TOMBSTONE) {
@@ -180,9 +187,8 @@ static void batch_acknowledge(struct hifc_ns *ns, struct ns_batch *batch)
     struct ns_open *open = batch->open;
     for (uint32_t i = 0; i < batch->entry_count; i++) {
         const struct hifc_disk_entry *entry = &batch->header->entries[i];
-        if (entry->kind != HIFC_ENTRY_RESERVED && !entries_add(open, entry, batch->sequence)) {
-            /* Without its summary the segment cannot be sealed; it stays open and is scanned. */
-            open->failed = true;
+        if (entry->kind != HIFC_ENTRY_RESERVED) {
+            entries_add(open, entry, batch->sequence);
         }
     }
     if (open->first_sequence == 0) {
@@ -266,6 +272,7 @@ void ns_batches_completed(struct hifc_ns *ns, struct ns_batch *list)
         batch->completed = true;
         batch->open->inflight--;
         if (batch->error != 0) {
+            ns_command_error(ns, &batch->failed, &ns->last_device_error);
             ns->stats.device_error_count++;
         }
     }
@@ -285,12 +292,8 @@ void ns_headers_completed(struct hifc_ns *ns, struct ns_open *list)
         if (open->header_xfer.error != 0) {
             open->failed = true;
             ns->stats.device_error_count++;
-            hifc_error_fill_command(&ns->last_device_error, open->header_xfer.error,
-                                    open->header_xfer.sct, open->header_xfer.sc, 0x01,
-                                    open->header_xfer.offset_bytes /
-                                        ns->device->geometry.lba_bytes,
-                                    HIFC_PAGE_BYTES / ns->device->geometry.lba_bytes,
-                                    ns->device->geometry.lba_bytes, ns->uri);
+            struct ns_command failed = ns_failed_command(&open->header_xfer, NS_OPCODE_WRITE);
+            ns_command_error(ns, &failed, &ns->last_device_error);
         }
         open_advance(ns, open);
     }

@@ -218,7 +218,7 @@ int ns_append(struct hifc_ns *ns, struct ns_op *op, unsigned stream)
                           open->forming->bytes != open->forming->write_bytes)) {
         ns_batch_close(ns, open->forming);
     }
-    struct ns_batch *batch = batch_forming(ns, open);
+    struct ns_batch *batch = ns_open_reserve_entry(open) ? batch_forming(ns, open) : NULL;
     if (!batch) {
         return HIFC_RETRY;
     }
@@ -261,7 +261,7 @@ int ns_append_reserved(struct hifc_ns *ns, struct ns_reservation *reservation, u
     if (open->forming && open->forming->entry_count == HIFC_BATCH_ENTRIES_MAX) {
         ns_batch_close(ns, open->forming);
     }
-    struct ns_batch *batch = batch_forming(ns, open);
+    struct ns_batch *batch = ns_open_reserve_entry(open) ? batch_forming(ns, open) : NULL;
     if (!batch) {
         return HIFC_RETRY;
     }

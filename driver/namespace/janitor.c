@@ -114,13 +114,14 @@ static void work(struct hifc_ns *ns)
         pthread_mutex_lock(&ns->mutex);
     }
     pthread_mutex_unlock(&ns->mutex);
-    int progress = ns_reclaim_dead(ns);
+    while (ns_reclaim_dead(ns) == NS_RECLAIM_DEAD_MAX) {
+    }
     pthread_mutex_lock(&ns->mutex);
     for (unsigned pass = 0; pass < JANITOR_PASSES_MAX && space_is_low(ns) &&
                             !ns->reclaim_exhausted && !ns->janitor_stop;
          pass++) {
         pthread_mutex_unlock(&ns->mutex);
-        progress = ns_reclaim_one(ns);
+        int progress = ns_reclaim_one(ns);
         pthread_mutex_lock(&ns->mutex);
         if (progress <= 0) {
             /* Segments that are still being written may yet turn into something to reclaim. */

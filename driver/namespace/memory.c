@@ -179,6 +179,24 @@ void ns_issue(struct hifc_ns *ns, struct hifc_xfer *xfer)
     ns->issue_tail = &xfer->next;
 }
 
+struct ns_command ns_failed_command(const struct hifc_xfer *xfer, uint8_t opcode)
+{
+    return (struct ns_command){.sct = xfer->sct,
+                               .sc = xfer->sc,
+                               .opcode = opcode,
+                               .error = xfer->error,
+                               .offset_bytes = xfer->error_offset_bytes,
+                               .length_bytes = xfer->error_length_bytes};
+}
+
+void ns_command_error(struct hifc_ns *ns, const struct ns_command *command, struct hifc_error *out)
+{
+    uint32_t lba_bytes = ns->device->geometry.lba_bytes;
+    hifc_error_fill_command(out, command->error, command->sct, command->sc, command->opcode,
+                            command->offset_bytes / lba_bytes, command->length_bytes / lba_bytes,
+                            lba_bytes, ns->uri);
+}
+
 void ns_unlock_and_issue(struct hifc_ns *ns)
 {
     struct hifc_xfer *chain = ns->issue;

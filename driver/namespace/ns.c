@@ -24,6 +24,13 @@ uint64_t ns_now(void)
     return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
+uint64_t ns_deadline(int64_t timeout_us)
+{
+    uint64_t now = ns_now();
+    bool never = timeout_us < 0 || (uint64_t)timeout_us > (UINT64_MAX - now) / 1000;
+    return never ? UINT64_MAX : now + (uint64_t)timeout_us * 1000;
+}
+
 void ns_leave(struct hifc_ns **visit)
 {
     if (*visit) {
@@ -124,7 +131,7 @@ int ns_flush(struct hifc_ns *ns)
 
 int ns_settle(struct hifc_ns *ns, int64_t timeout_us)
 {
-    uint64_t deadline = timeout_us < 0 ? UINT64_MAX : ns_now() + (uint64_t)timeout_us * 1000;
+    uint64_t deadline = ns_deadline(timeout_us);
     pthread_mutex_lock(&ns->mutex);
     ns_close_forming(ns, true);
     uint64_t target = ns->sequence;
@@ -153,7 +160,7 @@ HIFC_API int hifc_sync(struct hifc_ns *ns)
 
 int ns_drain(struct hifc_ns *ns, int64_t timeout_us)
 {
-    uint64_t deadline = timeout_us < 0 ? UINT64_MAX : ns_now() + (uint64_t)timeout_us * 1000;
+    uint64_t deadline = ns_deadline(timeout_us);
     pthread_mutex_lock(&ns->mutex);
     ns_close_forming(ns, true);
     ns_unlock_and_issue(ns);
@@ -490,6 +497,9 @@ HIFC_API int hifc_close(struct hifc_ns *ns)
     }
     hifc_owner_stop(ns->owner);
     int error = shut_down(ns);
+    if (error == -EBUSY) {
+        return error; /* somebody is still inside: rather leaked than freed under them */
+    }
     struct hifc_error kept;
     hifc_error_copy(&kept);
     destroy(ns);

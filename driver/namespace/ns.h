@@ -30,6 +30,10 @@
 #include "namespace/index.h"
 #include "namespace/layout.h"
 
+/* NVMe opcodes, for error messages */
+#define NS_OPCODE_WRITE 0x01u
+#define NS_OPCODE_READ 0x02u
+
 /* ---- bounds --------------------------------------------------------------------------------- */
 
 #define NS_BATCHES_MAX 128u           /* forming or in flight */
@@ -44,6 +48,7 @@
 #define NS_PAGES_GROW 16u             /* internal pages taken from the pool at a time */
 #define NS_OP_CRCS_INLINE 16u
 #define NS_TICK_MS 100u
+#define NS_RECLAIM_DEAD_MAX 64
 
 enum ns_state {
     NS_FREE,
@@ -156,6 +161,14 @@ struct ns_op {
     uint32_t crcs_inline[2 * NS_OP_CRCS_INLINE];
 };
 
+/* A command that the device failed: what an error message is made of. */
+struct ns_command {
+    uint8_t sct, sc, opcode; /* NVMe opcode */
+    int32_t error;
+    uint64_t offset_bytes;
+    uint32_t length_bytes;
+};
+
 struct ns_batch {
     struct ns_batch *next;        /* within its segment */
     struct ns_batch *next_global; /* by sequence */
@@ -172,6 +185,7 @@ struct ns_batch {
     uint32_t holders; /* its segment, and from its close on the list by sequence */
     bool completed;
     int32_t error;
+    struct ns_command failed; /* its first failed command */
     struct hifc_batch_header *header;
     uint8_t *packed; /* page that small values are packed into, and how much of it is taken */
     uint32_t packed_offset, packed_used;
@@ -289,6 +303,7 @@ struct hifc_ns {
     uint64_t lease_next;
     struct hifc_event *events;
     uint64_t event_head, event_tail, event_dropped;
+    uint64_t expired_ns; /* inline: when expiry was last looked at */
     struct ns_ghost *ghost;
     int64_t budget_bytes;
     uint64_t budget_time_ns;
@@ -309,6 +324,7 @@ struct hifc_ns {
 
 /* ---- ns.c ----------------------------------------------------------------------------------- */
 uint64_t ns_now(void); /* CLOCK_MONOTONIC in ns */
+uint64_t ns_deadline(int64_t timeout_us); /* on that clock; below 0: never */
 /* A call of the public interface: 0, or -ESHUTDOWN with the reason (closed, detached, in a child of
  * fork()). Device and engine stay until the visit ends, with the scope of the variable:
  *     struct hifc_ns *visit NS_VISIT = NULL;
@@ -338,6 +354,10 @@ void ns_batch_release(struct hifc_ns *ns, struct ns_batch *batch);
 uint8_t *ns_pages_alloc(struct hifc_ns *ns, uint32_t bytes);
 void ns_pages_free(struct hifc_ns *ns, uint8_t *memory, uint32_t bytes);
 void ns_issue(struct hifc_ns *ns, struct hifc_xfer *xfer);
+/* The failed command of a transfer, and its error in words. */
+struct ns_command ns_failed_command(const struct hifc_xfer *xfer, uint8_t opcode);
+void ns_command_error(struct hifc_ns *ns, const struct ns_command *command,
+                      struct hifc_error *out);
 /* Submits what was gathered; call with the mutex held, returns with it released. */
 void ns_unlock_and_issue(struct hifc_ns *ns);
 /* The index of a part count in `shapes`, or -1 when too many are in use. */
@@ -375,6 +395,9 @@ uint32_t ns_slot_parts(const struct hifc_ns *ns, const struct hifc_slot *slot);
 void ns_want_janitor(struct hifc_ns *ns);
 
 /* ---- append.c ------------------------------------------------------------------------------- */
+/* Room in the segment's list of entries for one more than it may have to take: false if there is no
+ * memory. */
+bool ns_open_reserve_entry(struct ns_open *open);
 /* Adds op (put, move, tombstone) to its stream: 0, or HIFC_RETRY, HIFC_NO_SPACE. Mutex held. */
 int ns_append(struct hifc_ns *ns, struct ns_op *op, unsigned stream);
 /* Adds a publish entry to the segment of op->reservation. Mutex held. */
@@ -403,7 +426,7 @@ void ns_reservations_destroy(struct hifc_ns *ns);
 int ns_reserve(struct hifc_ns *ns, struct hifc_req *req);
 /* crcs: raw CRC of each unit of the range (parts, or the whole range where there is one part). */
 int ns_reservation_write(struct hifc_ns *ns, struct ns_op *op, const struct hifc_req *req,
-                         const uint32_t *crcs);
+                         const uint32_t *crcs, uint32_t crc_count);
 int ns_reservation_commit(struct hifc_ns *ns, struct ns_op *op, uint64_t handle);
 int ns_reservation_abort(struct hifc_ns *ns, uint64_t handle);
 struct ns_reservation *ns_reservation_find(struct hifc_ns *ns, uint64_t handle);
@@ -445,7 +468,8 @@ int ns_seal(struct hifc_ns *ns, struct ns_open *open);
 /* Writes summary and footer of a segment: what seal and recovery share. Blocks. */
 int ns_seal_write(struct hifc_ns *ns, uint32_t segment, struct hifc_footer *footer,
                   const struct hifc_summary_entry *entries, uint32_t entry_count);
-/* Frees every segment in which nothing is live; blocks. The count freed, or negative errno. */
+/* Frees up to NS_RECLAIM_DEAD_MAX segments in which nothing is live; blocks. The count freed, or
+ * negative errno. */
 int ns_reclaim_dead(struct hifc_ns *ns);
 /* Overwrites the segment's header as free, with the next generation; not flushed. Blocks. */
 int ns_write_free_header(struct hifc_ns *ns, uint32_t segment);

@@ -380,11 +380,9 @@ void ns_read_completed(struct hifc_ns *ns, struct ns_op *op)
                       (const uint32_t *)(op->table_memory + start % HIFC_PAGE_BYTES));
     }
     if (status != 0) {
-        const struct hifc_xfer *xfer = op->xfer.error ? &op->xfer : &op->table_xfer;
-        uint32_t lba_bytes = ns->device->geometry.lba_bytes;
-        hifc_error_fill_command(&error, status, xfer->sct, xfer->sc, 0x02,
-                                xfer->error_offset_bytes / lba_bytes,
-                                xfer->error_length_bytes / lba_bytes, lba_bytes, ns->uri);
+        struct ns_command failed = ns_failed_command(
+            op->xfer.error ? &op->xfer : &op->table_xfer, NS_OPCODE_READ);
+        ns_command_error(ns, &failed, &error);
         ns->stats.device_error_count++;
         first = &error;
     } else if (op->corrupt) {

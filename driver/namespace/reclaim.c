@@ -14,7 +14,6 @@
 #include "crc32c.h"
 #include "namespace/ns.h"
 
-#define DEAD_BATCH_MAX 64u
 #define MOVES_MAX 16u                /* entries moved at a time ... */
 #define MOVE_BYTES_MAX (32u << 20)   /* ... and their bytes, unless one alone is larger */
 #define HOT_HEAT 1u                  /* accesses since it was written that make an entry hot */
@@ -76,9 +75,9 @@ static int free_segments(struct hifc_ns *ns, const uint32_t *list, uint32_t coun
 
 int ns_reclaim_dead(struct hifc_ns *ns)
 {
-    uint32_t list[DEAD_BATCH_MAX], count = 0;
+    uint32_t list[NS_RECLAIM_DEAD_MAX], count = 0;
     pthread_mutex_lock(&ns->mutex);
-    for (uint32_t i = 0; i < ns->segment_count && count < DEAD_BATCH_MAX; i++) {
+    for (uint32_t i = 0; i < ns->segment_count && count < NS_RECLAIM_DEAD_MAX; i++) {
         struct ns_segment *segment = &ns->segments[i];
         bool tombstones = segment->cls == HIFC_REUSE && segment->tombstones > 0;
         if (segment->state == NS_SEALED && segment->live_entries == 0 && segment->pins == 0 &&

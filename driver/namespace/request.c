@@ -1,237 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * request.c - hifc_submit: one batch of requests comes in, is checked like any outside input, has
- * its checksums computed, and is then dispatched under the mutex in one go.
- *
- * Checksums are computed before the mutex is taken, into a scratch that lives for the call.
+ * request.c - hifc_submit: one batch of requests comes in, is prepared (prepare.c) and then
+ * dispatched under the mutex in one go.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "namespace/ns.h"
-
-#define SCRATCH_REQS 64u
-#define SCRATCH_CRCS 512u
-
-/* Per request: where its memory is, and its raw part checksums. */
-struct item {
-    uint8_t *base;
-    uint32_t *crcs;
-    uint32_t crc_count;
-    uint32_t unit_bytes; /* bytes that one checksum covers */
-    int status;          /* not 0: refused already */
-};
-
-struct scratch {
-    struct item *items;
-    uint32_t *crcs;
-    struct item items_inline[SCRATCH_REQS];
-    uint32_t crcs_inline[SCRATCH_CRCS];
-};
-
-static void scratch_free(struct scratch *scratch)
-{
-    if (scratch->items != scratch->items_inline) {
-        free(scratch->items);
-    }
-    if (scratch->crcs != scratch->crcs_inline) {
-        free(scratch->crcs);
-    }
-}
-
-/* ---- checks --------------------------------------------------------------------------------- */
-
-/* The memory of a request for bytes bytes, or NULL. */
-static uint8_t *resolve(struct hifc_ns *ns, const struct hifc_req *req, uint64_t bytes)
-{
-    uint64_t reach = bytes;
-    if (req->piece_bytes != 0 && req->piece_bytes < bytes) {
-        if (req->piece_stride < req->piece_bytes || req->piece_stride > UINT32_MAX * 16ull) {
-            hifc_fail(-EINVAL, "pieces of %u bytes every %llu overlap or lie too far apart",
-                      req->piece_bytes, (unsigned long long)req->piece_stride);
-            return NULL;
-        }
-        uint64_t pieces = (bytes + req->piece_bytes - 1) / req->piece_bytes;
-        reach = (pieces - 1) * req->piece_stride + (bytes - (pieces - 1) * req->piece_bytes);
-    }
-    uint8_t *base = hifc_pools_resolve(ns->pools, req->pool, req->buffer_offset, reach);
-    if (!base) {
-        hifc_fail(-EINVAL, "buffer [%llu, +%llu) does not lie within pool %u",
-                  (unsigned long long)req->buffer_offset, (unsigned long long)reach, req->pool);
-    }
-    return base;
-}
-
-static int check_value(struct hifc_ns *ns, const struct hifc_req *req)
-{
-    uint32_t parts = req->part_count ? req->part_count : 1;
-    if (req->length == 0 || req->length > HIFC_VALUE_MAX_BYTES) {
-        return hifc_fail(-EINVAL, "a value has 1 to %u bytes, not %u", HIFC_VALUE_MAX_BYTES,
-                         req->length);
-    }
-    if (parts > HIFC_PARTS_MAX || req->length % parts != 0) {
-        return hifc_fail(-EINVAL, "%u bytes do not divide into %u equal parts (at most %u)",
-                         req->length, parts, HIFC_PARTS_MAX);
-    }
-    if (req->cls != HIFC_REUSE && req->cls != HIFC_SWAP) {
-        return hifc_fail(-EINVAL, "class %u: use HIFC_REUSE or HIFC_SWAP", req->cls);
-    }
-    /* Header, batch header, packed page, publishing header, summary, footer. */
-    uint64_t room = ns->segment_size - 6ull * HIFC_PAGE_BYTES;
-    uint64_t extent = hifc_extent_bytes(req->length, parts);
-    if (extent > room) {
-        return hifc_fail(-EFBIG, "a value of %u bytes takes %llu, more than a segment holds "
-                                 "(%llu): format with larger segments or use smaller blocks",
-                         req->length, (unsigned long long)extent, (unsigned long long)room);
-    }
-    return 0;
-}
-
-/* Memory that a device reads from directly has to suit it. */
-static int check_alignment(struct hifc_ns *ns, const struct hifc_req *req, const uint8_t *base,
-                           bool on_pages)
-{
-    uint32_t align = ns->device->geometry.buffer_align_bytes;
-    bool pieces = req->piece_bytes != 0 && req->piece_bytes < req->length;
-    if (on_pages && ((uintptr_t)base % align != 0 ||
-                     (pieces && (req->piece_bytes % HIFC_PAGE_BYTES != 0 ||
-                                 req->piece_stride % align != 0)))) {
-        return hifc_fail(-EINVAL, "buffer at %llu: the device wants memory aligned to %u bytes and "
-                                  "pieces of whole pages; use hifc_buffer_alloc",
-                         (unsigned long long)req->buffer_offset, align);
-    }
-    return 0;
-}
-
-static int check(struct hifc_ns *ns, const struct hifc_req *req, struct item *item)
-{
-    uint32_t parts = req->part_count ? req->part_count : 1;
-    item->base = NULL;
-    item->crc_count = 0;
-    if (req->op != HIFC_OP_GET && ns->read_only) {
-        return hifc_fail(-EROFS, "%s is open read-only", ns->uri);
-    }
-    switch (req->op) {
-    case HIFC_OP_GET:
-    case HIFC_OP_DELETE:
-    case HIFC_OP_COMMIT:
-    case HIFC_OP_ABORT:
-        return 0;
-    case HIFC_OP_RESERVE:
-        return check_value(ns, req);
-    case HIFC_OP_PUT: {
-        int error = check_value(ns, req);
-        if (error) {
-            return error;
-        }
-        item->base = resolve(ns, req, req->length);
-        item->crc_count = parts;
-        item->unit_bytes = req->length / parts;
-        return item->base ? check_alignment(ns, req, item->base,
-                                            hifc_extent_on_pages(req->length, parts))
-                          : -EINVAL;
-    }
-    case HIFC_OP_WRITE:
-        item->base = req->length ? resolve(ns, req, req->length) : NULL;
-        /* unit_bytes was filled in by look_at_reservations */
-        item->crc_count = item->unit_bytes ? (req->length + item->unit_bytes - 1) / item->unit_bytes
-                                           : 1;
-        return item->base ? check_alignment(ns, req, item->base, true)
-                          : hifc_fail(-EINVAL, "write of %u bytes: no such memory", req->length);
-    default:
-        return hifc_fail(-EINVAL, "operation %u is unknown", req->op);
-    }
-}
-
-/* Part sizes of the reservations that writes go to. */
-static void look_at_reservations(struct hifc_ns *ns, const struct hifc_req *reqs, uint32_t count,
-                                 struct item *items)
-{
-    bool locked = false;
-    for (uint32_t i = 0; i < count; i++) {
-        items[i].unit_bytes = 0;
-        if (reqs[i].op != HIFC_OP_WRITE) {
-            continue;
-        }
-        if (!locked) {
-            pthread_mutex_lock(&ns->mutex);
-            locked = true;
-        }
-        const struct ns_reservation *r = ns_reservation_find(ns, reqs[i].handle);
-        if (r && r->part_count > 1) {
-            items[i].unit_bytes = r->unit_bytes;
-        }
-    }
-    if (locked) {
-        pthread_mutex_unlock(&ns->mutex);
-    }
-}
-
-/* ---- checksums ------------------------------------------------------------------------------ */
-
-static int checksums(struct hifc_ns *ns, const struct hifc_req *req, struct item *item)
-{
-    if (req->flags & HIFC_F_CHECKSUMS) {
-        const uint8_t *given = hifc_pools_resolve(ns->pools, req->pool, req->checksum_offset,
-                                                  item->crc_count * 4ull);
-        if (!given) {
-            return hifc_fail(-EINVAL, "checksum_offset %llu does not lie within pool %u",
-                             (unsigned long long)req->checksum_offset, req->pool);
-        }
-        memcpy(item->crcs, given, item->crc_count * 4ull);
-        return 0;
-    }
-    struct hifc_span span = {.base = item->base,
-                             .bytes = req->length,
-                             .piece_bytes = req->piece_bytes,
-                             .stride_bytes = req->piece_stride};
-    uint32_t unit = item->unit_bytes ? item->unit_bytes : req->length;
-    for (uint32_t i = 0; i < item->crc_count; i++) {
-        uint64_t at = (uint64_t)i * unit;
-        uint64_t bytes = req->length - at < unit ? req->length - at : unit;
-        item->crcs[i] = ns_span_crc(0, &span, at, bytes);
-    }
-    return 0;
-}
-
-/* Everything that needs no mutex: checks and checksums of all requests. */
-static int prepare(struct hifc_ns *ns, struct hifc_req *reqs, uint32_t count,
-                   struct scratch *scratch)
-{
-    uint64_t crcs = 0;
-    scratch->crcs = scratch->crcs_inline;
-    scratch->items = count <= SCRATCH_REQS ? scratch->items_inline
-                                           : malloc(count * sizeof *scratch->items);
-    if (!scratch->items) {
-        return hifc_fail(-ENOMEM, "no memory for %u requests", count);
-    }
-    look_at_reservations(ns, reqs, count, scratch->items);
-    for (uint32_t i = 0; i < count; i++) {
-        struct item *item = &scratch->items[i];
-        item->status = check(ns, &reqs[i], item);
-        if (item->status != 0) {
-            item->crc_count = 0;
-        }
-        crcs += item->crc_count;
-    }
-    if (crcs > SCRATCH_CRCS) {
-        scratch->crcs = malloc(crcs * 4);
-        if (!scratch->crcs) {
-            scratch->crcs = scratch->crcs_inline;
-            return hifc_fail(-ENOMEM, "no memory for %llu checksums", (unsigned long long)crcs);
-        }
-    }
-    uint32_t *next = scratch->crcs;
-    for (uint32_t i = 0; i < count; i++) {
-        struct item *item = &scratch->items[i];
-        item->crcs = next;
-        next += item->crc_count;
-        if (item->crc_count > 0) {
-            item->status = checksums(ns, &reqs[i], item);
-        }
-    }
-    return 0;
-}
+#include "namespace/prepare.h"
 
 /* ---- dispatch, mutex held: 0..: an answer, HIFC_IN_FLIGHT: it will come, negative errno ------- */
 
@@ -262,17 +38,17 @@ static int start_get(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticke
                    : HIFC_MISS;
     }
     req->value_length = slot->length;
-    if (req->length == 0 && req->capacity < slot->length) {
-        return hifc_fail(-EMSGSIZE, "a value of %u bytes and a buffer of %llu: set capacity, or "
-                                    "length for a range",
-                         slot->length, (unsigned long long)req->capacity);
-    }
     uint32_t want = req->length ? req->length : slot->length - req->value_offset;
     if (req->value_offset >= slot->length || want > slot->length - req->value_offset) {
         return hifc_fail(-EINVAL, "range [%u, +%u) of a value of %u bytes", req->value_offset,
                          req->length, slot->length);
     }
-    uint8_t *base = resolve(ns, req, want);
+    if (req->length == 0 && req->capacity < want) {
+        return hifc_fail(-EMSGSIZE, "%u bytes and a buffer of %llu: set capacity, or length for a "
+                                    "range",
+                         want, (unsigned long long)req->capacity);
+    }
+    uint8_t *base = ns_resolve(ns, req, want);
     if (!base) {
         return -EINVAL;
     }
@@ -289,11 +65,12 @@ static int start_get(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticke
     op->offset = slot->offset;
     op->value_offset = req->value_offset;
     op->want_bytes = want;
+    uint32_t part = slot->length / op->part_count;
+    uint32_t covered = (req->value_offset + want - 1) / part - req->value_offset / part + 1;
     if (req->flags & HIFC_F_CHECKSUMS &&
-        !hifc_pools_resolve(ns->pools, req->pool, req->checksum_offset, op->part_count * 4ull)) {
+        !hifc_pools_resolve(ns->pools, req->pool, req->checksum_offset, covered * 4ull)) {
         ns_op_free(ns, op);
-        return hifc_fail(-EINVAL, "checksum_offset: room for %u checksums is needed",
-                         op->part_count);
+        return hifc_fail(-EINVAL, "checksum_offset: room for %u checksums is needed", covered);
     }
     int status = ns_read_start(ns, op, req, base);
     if (status != 0) {
@@ -304,7 +81,7 @@ static int start_get(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticke
 }
 
 /* Packed values keep their table inside; a relocated one needs it again. */
-static bool keep_crcs(struct ns_op *op, const struct item *item)
+static bool keep_crcs(struct ns_op *op, const struct ns_item *item)
 {
     if (op->part_count <= 1 || hifc_extent_on_pages(op->length, op->part_count)) {
         op->computed = item->crcs;
@@ -319,7 +96,7 @@ static bool keep_crcs(struct ns_op *op, const struct item *item)
     return op->computed != NULL;
 }
 
-static void forget_crcs(struct ns_op *op, const struct item *item)
+static void forget_crcs(struct ns_op *op, const struct ns_item *item)
 {
     if (op->computed == item->crcs || !op->computed) {
         op->computed = op->crcs_inline;
@@ -356,7 +133,7 @@ static struct hifc_slot *put_slot(struct hifc_ns *ns, const struct hifc_req *req
 }
 
 static int start_put(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticket *ticket,
-                     struct item *item)
+                     struct ns_item *item)
 {
     uint32_t parts = req->part_count > 1 ? req->part_count : 1;
     int shape = ns_shape(ns, parts);
@@ -446,7 +223,7 @@ static int start_delete(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ti
 }
 
 static int start_reservation(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticket *ticket,
-                             struct item *item)
+                             struct ns_item *item)
 {
     if (req->op == HIFC_OP_RESERVE) {
         return ns_reserve(ns, req);
@@ -464,7 +241,7 @@ static int start_reservation(struct hifc_ns *ns, struct hifc_req *req, struct hi
                                          .bytes = req->length,
                                          .piece_bytes = req->piece_bytes,
                                          .stride_bytes = req->piece_stride};
-        status = ns_reservation_write(ns, op, req, item->crcs);
+        status = ns_reservation_write(ns, op, req, item->crcs, item->crc_count);
     } else {
         status = ns_reservation_commit(ns, op, req->handle);
     }
@@ -475,7 +252,7 @@ static int start_reservation(struct hifc_ns *ns, struct hifc_req *req, struct hi
 }
 
 static int dispatch(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticket *ticket,
-                    struct item *item)
+                    struct ns_item *item)
 {
     if (item->status != 0) {
         return item->status;
@@ -506,6 +283,20 @@ static void answer_now(struct hifc_ns *ns, struct hifc_ticket *ticket, struct hi
     ns_answer(ns, ticket, req, status, bytes, status < 0 ? &error : NULL);
 }
 
+/* With the reactor the janitor's thread looks at the time; inline, requests do. Mutex held. */
+static void expire_inline(struct hifc_ns *ns)
+{
+    if (ns->reactor || (ns->reservation_count == 0 && ns->lease_count == 0)) {
+        return;
+    }
+    uint64_t now = ns_now();
+    if (now - ns->expired_ns >= NS_TICK_MS * 1000000ull) {
+        ns->expired_ns = now;
+        ns_leases_expire(ns, now);
+        ns_reservations_expire(ns, now);
+    }
+}
+
 HIFC_API int hifc_submit(struct hifc_ns *ns, struct hifc_req *reqs, uint32_t count,
                          struct hifc_ticket **out)
 {
@@ -520,17 +311,18 @@ HIFC_API int hifc_submit(struct hifc_ns *ns, struct hifc_req *reqs, uint32_t cou
     if (!ns->reactor && ns->janitor_wanted) {
         ns_janitor_inline(ns);
     }
-    struct scratch scratch;
-    error = prepare(ns, reqs, count, &scratch);
+    struct ns_scratch scratch;
+    error = ns_prepare(ns, reqs, count, &scratch);
     if (error) {
-        scratch_free(&scratch);
+        ns_scratch_free(&scratch);
         return error;
     }
     pthread_mutex_lock(&ns->mutex);
+    expire_inline(ns);
     struct hifc_ticket *ticket = ns_ticket_alloc(ns, count, reqs[0].op);
     if (!ticket) {
         pthread_mutex_unlock(&ns->mutex);
-        scratch_free(&scratch);
+        ns_scratch_free(&scratch);
         return hifc_fail(-EAGAIN, "%u tickets are in use: free tickets that are done",
                          ns->tickets_count);
     }
@@ -547,7 +339,7 @@ HIFC_API int hifc_submit(struct hifc_ns *ns, struct hifc_req *reqs, uint32_t cou
     }
     ns_close_forming(ns, false);
     ns_unlock_and_issue(ns);
-    scratch_free(&scratch);
+    ns_scratch_free(&scratch);
     *out = ticket;
     return 0;
 }

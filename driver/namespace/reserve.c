@@ -202,7 +202,7 @@ static void write_account(struct ns_reservation *r, const struct hifc_req *req,
 }
 
 int ns_reservation_write(struct hifc_ns *ns, struct ns_op *op, const struct hifc_req *req,
-                         const uint32_t *crcs)
+                         const uint32_t *crcs, uint32_t crc_count)
 {
     struct ns_reservation *r = ns_reservation_find(ns, req->handle);
     if (!r || r->state != NS_RESERVATION_OPEN) {
@@ -214,6 +214,10 @@ int ns_reservation_write(struct hifc_ns *ns, struct ns_op *op, const struct hifc
     int error = write_check(r, req);
     if (error) {
         return error;
+    }
+    /* The checksums were computed before the mutex was taken: for this very reservation? */
+    if (crc_count != (r->part_count > 1 ? (req->length + r->unit_bytes - 1) / r->unit_bytes : 1)) {
+        return hifc_fail(-EINVAL, "the reservation changed while it was written to");
     }
     uint32_t end = req->value_offset + req->length;
     uint32_t body_end = end < r->body_bytes ? end : r->body_bytes;
@@ -253,16 +257,22 @@ int ns_reservation_write(struct hifc_ns *ns, struct ns_op *op, const struct hifc
 
 /* ---- commit and abort ----------------------------------------------------------------------- */
 
+/* Takes the room and the key back; the reservation itself stays until its owner ends it. */
+static void reservation_give_up(struct hifc_ns *ns, struct ns_reservation *r)
+{
+    hifc_index_remove(ns->index, hifc_index_find(ns->index, &r->key));
+    ns_segment_dead(ns, r->segment, r->length, r->part_count);
+    ns->segments[r->segment].open->reservations--;
+    if (ns->segments[r->segment].state == NS_CLOSING) {
+        ns_want_janitor(ns);
+    }
+    r->failed = true;
+}
+
 static void reservation_drop(struct hifc_ns *ns, struct ns_reservation *r)
 {
-    struct hifc_slot *slot = hifc_index_find(ns->index, &r->key);
-    hifc_index_remove(ns->index, slot);
     if (!r->failed) {
-        ns_segment_dead(ns, r->segment, r->length, r->part_count);
-        ns->segments[r->segment].open->reservations--;
-        if (ns->segments[r->segment].state == NS_CLOSING) {
-            ns_want_janitor(ns);
-        }
+        reservation_give_up(ns, r);
     }
     ns_reservation_release(ns, r);
 }
@@ -361,19 +371,12 @@ void ns_reservation_write_completed(struct hifc_ns *ns, struct ns_op *op)
     r->writes_inflight--;
     struct hifc_error error;
     if (op->status != 0) {
-        uint32_t lba_bytes = ns->device->geometry.lba_bytes;
-        hifc_error_fill_command(&error, op->status, op->xfer.sct, op->xfer.sc, 0x01,
-                                op->xfer.error_offset_bytes / lba_bytes,
-                                op->xfer.error_length_bytes / lba_bytes, lba_bytes, ns->uri);
+        struct ns_command failed = ns_failed_command(&op->xfer, NS_OPCODE_WRITE);
+        ns_command_error(ns, &failed, &error);
         ns->last_device_error = error;
         ns->stats.device_error_count++;
         if (!r->failed) {
-            r->failed = true;
-            ns_segment_dead(ns, r->segment, r->length, r->part_count);
-            ns->segments[r->segment].open->reservations--;
-            if (ns->segments[r->segment].state == NS_CLOSING) {
-                ns_want_janitor(ns);
-            }
+            reservation_give_up(ns, r);
         }
     }
     ns_answer(ns, op->ticket, op->req, op->status, op->want_bytes,
@@ -394,9 +397,7 @@ void ns_reservations_fail(struct hifc_ns *ns, uint32_t segment)
             r->segment != segment) {
             continue;
         }
-        r->failed = true;
-        ns_segment_dead(ns, r->segment, r->length, r->part_count);
-        ns->segments[segment].open->reservations--;
+        reservation_give_up(ns, r);
     }
 }
 

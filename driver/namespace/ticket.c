@@ -179,7 +179,7 @@ static int ticket_wait_reactor(struct hifc_ticket *ticket, int64_t timeout_us)
         }
         __builtin_ia32_pause();
     }
-    uint64_t deadline = timeout_us < 0 ? UINT64_MAX : ns_now() + (uint64_t)timeout_us * 1000;
+    uint64_t deadline = ns_deadline(timeout_us);
     int done = 0;
     atomic_fetch_add(&ticket->waiters, 1);
     for (;;) {
