@@ -137,7 +137,7 @@ hifc_spdk() {
 hifc_sources_hash() {
   (
     cd "$hifc_repo" || exit
-    find CMakeLists.txt pyproject.toml README.md cmake driver hifc tools/hifc_admin udev -type f \
+    find CMakeLists.txt pyproject.toml README.md cmake driver hifc tools/hifc_admin udev docs/hifc-admin.1 docs/completion -type f \
       ! -name '*.pyc' ! -name '*.so' -print0 | sort -z | xargs -0 sha256sum
   ) | hifc_hash
 }
