@@ -24,7 +24,7 @@ if(SPDK_FOUND)
   set(HIFC_SPDK_FOUND TRUE)
   set(HIFC_SPDK_INCLUDE_DIRS ${SPDK_STATIC_INCLUDE_DIRS} ${SPDK_INCLUDE_DIRS})
   # The constructors that register transports and sockets are referenced by nobody.
-  set(HIFC_SPDK_LINK_OPTIONS ${SPDK_STATIC_LDFLAGS})
+  set(HIFC_SPDK_LINK_OPTIONS ${SPDK_STATIC_LDFLAGS} -Wl,--wrap=rte_telemetry_init)
   # Newer releases want to be told how large the struct is that they fill.
   include(CheckStructHasMember)
   set(CMAKE_REQUIRED_INCLUDES ${HIFC_SPDK_INCLUDE_DIRS})
