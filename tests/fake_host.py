@@ -74,6 +74,8 @@ class Host:
         self.put("/etc/group", "root:x:0:\nkv:x:1000:\nhifc:x:990:kv\n")
         self.put("/etc/security/limits.d/hifc.conf", "@hifc - memlock unlimited\n")
         self.put("/etc/systemd/system/hifc-bind@.service", "")
+        self.folder("/run/systemd/system")
+        self.put("/run/udev/control", "")
         self.add_process(1, "systemd")
         self.link("/proc/self/ns/mnt", "mnt:[1]")
         self.link("/proc/self/ns/pid", FIRST_PID_NAMESPACE)

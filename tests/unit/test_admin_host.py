@@ -324,6 +324,13 @@ def test_programs_that_are_not_there_are_left_out(host: Host, on_host: Shell) ->
     assert host.ran == []
 
 
+def test_daemons_that_do_not_run_are_not_told(host: Host, on_host: Shell) -> None:
+    host.path("/run/udev/control").unlink()
+    host.path("/run/systemd/system").rmdir()
+    assert on_host("install") == Exit.DONE
+    assert {words[0] for words in host.ran} == {"systemd-tmpfiles"}
+
+
 def test_the_rule_opens_only_groups_that_bind_noted() -> None:
     rules = [
         line

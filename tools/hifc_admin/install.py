@@ -38,6 +38,11 @@ DROP_IN = "hifc-locked-memory.conf"
 # systemd applies it to every service whose name begins so.
 SERVICES = "hifc-.service"
 RUN_FOLDER = "/run/hifc"
+# What is there while a daemon runs, and how to tell it.
+_DAEMONS = {
+    "/run/udev/control": ["udevadm", "control", "--reload"],
+    "/run/systemd/system": ["systemctl", "daemon-reload"],
+}
 
 
 def register(verbs: Verbs) -> None:
@@ -102,7 +107,8 @@ def _plan_programs(plan: Plan, system: System, users: list[str]) -> list[Problem
             words = ["install", "-d", "-g", accounts.HIFC_GROUP, "-m", "2775", RUN_FOLDER]
             commands[-1] = words
     if written:
-        commands += [["udevadm", "control", "--reload"], ["systemctl", "daemon-reload"]]
+        # Those that run read their files again; others will when they start.
+        commands += [words for folder, words in _DAEMONS.items() if system.exists(folder)]
     waiting = []
     for words in commands:
         if system.has_program(words[0]):

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from vm import drives, initramfs, kernel, machine
+from vm import drives, initramfs, kernel, machine, udev
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 300.0
@@ -58,6 +58,7 @@ def run(options: argparse.Namespace, tests: list[str]) -> int:
         for spec in drives.DRIVES:
             drives.create(spec, work / f"{spec.name}.img")
         (share / "kernel").write_text(str(found.folder))
+        (share / "udev").write_text(str(udev.find(cache)))
         (share / "namespaces").write_text(str(len(drives.DRIVES)))
         (share / "job").write_text(job(options, tests))
         guest = machine.Machine(
