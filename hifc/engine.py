@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import time
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +25,7 @@ import numpy as np
 from hifc import codec
 from hifc import policy as policies
 from hifc.blocks import BlockTable, KVBlock
+from hifc.calls import DELAY_MAX_S, DELAY_MIN_S, RETRY_WAIT_S
 from hifc.classifier import HotColdClassifier
 from hifc.config import Config
 from hifc.errors import (
@@ -47,8 +50,6 @@ from hifc.units import format_size, page_up
 if TYPE_CHECKING:
     from hifc.integrations.transformers import HiFCCache
 
-# A batch that leaves memory is tried again this often where queues or device answer Retry.
-SWAP_OUT_TRIES = 8
 # Reuse blocks that left memory are remembered for their heat, the last so many of them.
 ABSENT_MAX = 65536
 
@@ -375,15 +376,16 @@ class HiFC:
         all of them are still in memory then."""
         for cls in ("swap", "reuse"):
             left = [block for block in blocks if block.cls == cls and not block.on_flash]
-            for _ in range(SWAP_OUT_TRIES):
-                if not left:
-                    break
-                left = self._put(left, cls)
-            if left:
-                raise BackPressure(
-                    f"{len(left)} blocks were answered Retry {SWAP_OUT_TRIES} times on "
-                    f"{self.config.device}: fewer threads, or a larger requests_max"
-                )
+            deadline, delay_s = time.monotonic() + RETRY_WAIT_S, DELAY_MIN_S
+            while left and (left := self._put(left, cls)):
+                if time.monotonic() > deadline:
+                    raise BackPressure(
+                        f"{len(left)} blocks were answered Retry for {RETRY_WAIT_S:.0f} s on "
+                        f"{self.config.device}: the device does not keep up; use fewer threads, "
+                        "larger segments, or a larger memory_budget"
+                    )
+                time.sleep(delay_s)
+                delay_s = min(2 * delay_s, DELAY_MAX_S)
 
     def _put(self, blocks: list[KVBlock], cls: str) -> list[KVBlock]:
         """One submission. Returns the blocks that were answered Retry."""
@@ -552,8 +554,17 @@ def open_namespace(config: Config) -> Namespace:
     except FormatError:
         if config.format != "if_missing":
             raise
+    except ConfigError:
+        # A file that is not there yet is as empty as a device can be.
+        if config.format != "if_missing" or not _is_missing_file(config.device):
+            raise
     _format(config, force=False)
     return _open(config)
+
+
+def _is_missing_file(uri: str) -> bool:
+    parts = urllib.parse.urlsplit(uri)
+    return parts.scheme == "file" and not Path(urllib.parse.unquote(parts.path)).exists()
 
 
 def _format(config: Config, force: bool) -> None:

@@ -48,7 +48,7 @@ int ns_seal_write(struct hifc_ns *ns, uint32_t segment, struct hifc_footer *foot
     return error;
 }
 
-int ns_seal(struct hifc_ns *ns, struct ns_open *open)
+int ns_seal(struct hifc_ns *ns, struct ns_open *open, int error)
 {
     struct ns_segment *segment = &ns->segments[open->segment];
     struct hifc_footer footer = {.epoch = ns->sb.open_epoch,
@@ -58,8 +58,6 @@ int ns_seal(struct hifc_ns *ns, struct ns_open *open)
                                  .chain = open->acknowledged_chain,
                                  .used_bytes = open->acknowledged_bytes,
                                  .cls = segment->cls};
-    /* A valid footer vouches for every payload of its segment, so those are flushed first. */
-    int error = ns_flush(ns);
     if (!error) {
         error = ns_seal_write(ns, open->segment, &footer, open->entries, open->entry_count);
     }
@@ -85,15 +83,34 @@ int ns_seal(struct hifc_ns *ns, struct ns_open *open)
     return error;
 }
 
-static struct ns_open *sealable(struct hifc_ns *ns)
+static bool sealable(const struct hifc_ns *ns, const struct ns_open *open)
 {
-    for (struct ns_open *open = ns->open_list; open; open = open->next) {
-        if (ns->segments[open->segment].state == NS_CLOSING && open->header_done && !open->head &&
-            !open->forming && open->inflight == 0 && open->reservations == 0) {
-            return open;
+    return ns->segments[open->segment].state == NS_CLOSING && open->header_done && !open->head &&
+           !open->forming && open->inflight == 0 && open->reservations == 0;
+}
+
+/* Seals what is full and at rest, under one flush: a valid footer vouches for every payload of its
+ * segment. A summary that cannot be written is kept in memory; recovery scans the segment. Mutex
+ * held on entry and exit, not in between. */
+static void seal_ready(struct hifc_ns *ns)
+{
+    struct ns_open *ready[NS_CLOSING_MAX + NS_STREAMS];
+    uint32_t count = 0;
+    for (struct ns_open *open = ns->open_list; open && count < sizeof ready / sizeof ready[0];
+         open = open->next) {
+        if (sealable(ns, open)) {
+            ready[count++] = open;
         }
     }
-    return NULL;
+    if (count == 0) {
+        return;
+    }
+    pthread_mutex_unlock(&ns->mutex);
+    int error = ns_flush(ns);
+    for (uint32_t i = 0; i < count; i++) {
+        (void)ns_seal(ns, ready[i], error);
+    }
+    pthread_mutex_lock(&ns->mutex);
 }
 
 /* ---- the work ------------------------------------------------------------------------------- */
@@ -106,13 +123,7 @@ static bool space_is_low(const struct hifc_ns *ns)
 /* Mutex held on entry and exit, not in between. */
 static void work(struct hifc_ns *ns)
 {
-    struct ns_open *open;
-    while ((open = sealable(ns)) != NULL) {
-        pthread_mutex_unlock(&ns->mutex);
-        /* A summary that cannot be written is kept in memory; recovery scans the segment. */
-        (void)ns_seal(ns, open);
-        pthread_mutex_lock(&ns->mutex);
-    }
+    seal_ready(ns);
     pthread_mutex_unlock(&ns->mutex);
     while (ns_reclaim_dead(ns) == NS_RECLAIM_DEAD_MAX) {
     }
@@ -128,11 +139,7 @@ static void work(struct hifc_ns *ns)
             ns->reclaim_exhausted = progress == 0 && ns->closing_count == 0;
             break;
         }
-        while ((open = sealable(ns)) != NULL) {
-            pthread_mutex_unlock(&ns->mutex);
-            (void)ns_seal(ns, open);
-            pthread_mutex_lock(&ns->mutex);
-        }
+        seal_ready(ns);
     }
     pthread_cond_broadcast(&ns->changed);
 }

@@ -424,10 +424,10 @@ static void abort_reservations(struct hifc_ns *ns)
 
 static int seal_all(struct hifc_ns *ns)
 {
-    int error = 0;
+    int flushed = ns_flush(ns), error = flushed;
     for (struct ns_open *open = ns->open_list, *next; open; open = next) {
         next = open->next;
-        int sealed = ns_seal(ns, open);
+        int sealed = ns_seal(ns, open, flushed);
         error = error ? error : sealed;
     }
     return error;

@@ -463,8 +463,9 @@ void ns_janitor_inline(struct hifc_ns *ns);
 /* In between, the janitor stands still and its place is the caller's. Not nested. */
 void ns_janitor_pause(struct hifc_ns *ns);
 void ns_janitor_resume(struct hifc_ns *ns);
-/* Seals a CLOSING segment at rest; blocks. No mutex held. */
-int ns_seal(struct hifc_ns *ns, struct ns_open *open);
+/* Seals a CLOSING segment at rest, whose payloads have been flushed (error: of that flush); blocks.
+ * No mutex held. */
+int ns_seal(struct hifc_ns *ns, struct ns_open *open, int error);
 /* Writes summary and footer of a segment: what seal and recovery share. Blocks. */
 int ns_seal_write(struct hifc_ns *ns, uint32_t segment, struct hifc_footer *footer,
                   const struct hifc_summary_entry *entries, uint32_t entry_count);

@@ -346,3 +346,26 @@ def test_an_engine_that_nobody_keeps_goes(tmp_path: Path) -> None:
     gc.collect()
     assert gone() is None
     HiFC(config).close()
+
+
+def test_a_missing_file_is_made_and_formatted_if_missing(tmp_path: Path) -> None:
+    device = f"file://{tmp_path}/new%20one.hifc?size=64MiB"
+    for stored in (0, 1):
+        with HiFC(settings(device=device)) as hifc:
+            assert len(list(hifc.namespace.list())) == stored
+            hifc.store(key(1), tensor(1), cls="reuse")
+            hifc.sync()
+
+
+def test_blocks_of_a_segment_each_wait_for_a_slow_device(tmp_path: Path) -> None:
+    # Every block fills a segment, so seals and their flushes hold the next ones up.
+    device = f"file://{tmp_path}/slow.hifc?size=128MiB"
+    changes = {"segment_size": "2MiB", "memory_budget": "4MiB", "policy": "lru"}
+    with HiFC(settings(device=device, **changes)) as hifc:
+        blocks = {key(i): np.full((1 << 20) // 4 + 1, i, dtype=np.float32) for i in range(24)}
+        for name, block in blocks.items():
+            hifc.store(name, block)
+        for name, block in blocks.items():
+            loaded = hifc.load(name)
+            assert loaded is not None
+            assert np.array_equal(np.asarray(loaded), block)
