@@ -126,6 +126,9 @@ void hifc_pools_destroy(struct hifc_pools *pools);
 void hifc_pools_release(struct hifc_pools *pools);
 int hifc_pools_alloc(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *offset);
 int hifc_pools_free(struct hifc_pools *pools, uint64_t offset);
+/* The same for the caller's buffers: what requests may name, and all that take_back takes. */
+int hifc_pools_lend(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *offset);
+int hifc_pools_take_back(struct hifc_pools *pools, uint64_t offset);
 /* Destroy leaves the memory of pool 0 mapped: it is the caller's to unmap from then on. */
 void hifc_pools_disown(struct hifc_pools *pools, void **base, uint64_t *size_bytes);
 int hifc_pools_register(struct hifc_pools *pools, void *base, uint64_t size_bytes, uint32_t *pool);
@@ -134,6 +137,9 @@ int hifc_pools_unregister(struct hifc_pools *pools, uint32_t pool);
 /* NULL if [offset, +bytes) does not lie within the pool. Lock-free. */
 uint8_t *hifc_pools_resolve(struct hifc_pools *pools, uint32_t pool, uint64_t offset,
                             uint64_t bytes);
+/* For outside input: NULL also where pages of pool 0 are not lent. */
+uint8_t *hifc_pools_resolve_lent(struct hifc_pools *pools, uint32_t pool, uint64_t offset,
+                                 uint64_t bytes);
 void hifc_pools_usage(const struct hifc_pools *pools, uint64_t *used_bytes, uint64_t *peak_bytes,
                       uint64_t *size_bytes);
 /* True where pool 0 is of huge pages, false where it fell back to ordinary ones. */

@@ -9,6 +9,9 @@
  * power of two below their size. The descriptions stand outside the region: the
  * device and the caller write the pages.
  *
+ * The library's own pages come from the same region. A bit a page tells what was lent to the
+ * caller, and only that can be named by a request or given back.
+ *
  * Any thread: a mutex guards the extents, resolve takes none.
  */
 #include <pthread.h>
@@ -50,6 +53,7 @@ struct hifc_pools {
     uint32_t page_count;
     uint32_t lists[CLASSES];
     struct page *pages;
+    _Atomic uint64_t *lent; /* a bit a page */
     _Atomic uint64_t used_bytes, peak_bytes;
 };
 
@@ -170,8 +174,11 @@ int hifc_pools_create(struct hifc_device *device, uint64_t size_bytes, struct hi
     if (page_count < 1u << 30) {
         pools->pages = calloc(page_count, sizeof *pools->pages); /* touched where extents begin */
     }
-    if (!pools->pages) {
+    pools->lent = calloc(page_count / 64 + 1, sizeof *pools->lent);
+    if (!pools->pages || !pools->lent) {
         hifc_region_destroy(device, &pools->region);
+        free(pools->pages);
+        free((void *)pools->lent);
         free(pools);
         return hifc_fail(-ENOMEM, "%s: no memory to describe a buffer pool of %llu bytes; use a "
                          "smaller pool_size_bytes", device->uri, (unsigned long long)size_bytes);
@@ -208,6 +215,7 @@ void hifc_pools_destroy(struct hifc_pools *pools)
     hifc_region_destroy(pools->device, &pools->region);
     pthread_mutex_destroy(&pools->mutex);
     free(pools->pages);
+    free((void *)pools->lent);
     free(pools);
 }
 
@@ -267,6 +275,79 @@ int hifc_pools_free(struct hifc_pools *pools, uint64_t offset)
                          (unsigned long long)offset);
     }
     return 0;
+}
+
+/* The bits of pages [first, last] that stand in one word: the one of page at. */
+static uint64_t word_mask(uint64_t at, uint64_t first, uint64_t last)
+{
+    uint64_t begin = at / 64 * 64, end = begin + 63;
+    uint64_t mask = UINT64_MAX;
+    mask &= first > begin ? UINT64_MAX << (first - begin) : UINT64_MAX;
+    mask &= last < end ? UINT64_MAX >> (end - last) : UINT64_MAX;
+    return mask;
+}
+
+static void mark_lent(struct hifc_pools *pools, uint64_t first, uint64_t count, bool lent)
+{
+    for (uint64_t at = first; at < first + count; at = (at / 64 + 1) * 64) {
+        uint64_t mask = word_mask(at, first, first + count - 1);
+        if (lent) {
+            atomic_fetch_or_explicit(&pools->lent[at / 64], mask, memory_order_relaxed);
+        } else {
+            atomic_fetch_and_explicit(&pools->lent[at / 64], ~mask, memory_order_relaxed);
+        }
+    }
+}
+
+static bool all_lent(struct hifc_pools *pools, uint64_t first, uint64_t last)
+{
+    for (uint64_t at = first; at <= last; at = (at / 64 + 1) * 64) {
+        uint64_t mask = word_mask(at, first, last);
+        uint64_t bits = atomic_load_explicit(&pools->lent[at / 64], memory_order_relaxed);
+        if ((bits & mask) != mask) {
+            return false;
+        }
+    }
+    return true;
+}
+
+int hifc_pools_lend(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *offset)
+{
+    int error = hifc_pools_alloc(pools, size_bytes, offset);
+    if (!error) {
+        mark_lent(pools, *offset / PAGE_BYTES, (size_bytes + PAGE_BYTES - 1) / PAGE_BYTES, true);
+    }
+    return error;
+}
+
+int hifc_pools_take_back(struct hifc_pools *pools, uint64_t offset)
+{
+    uint64_t first = offset / PAGE_BYTES;
+    bool lent = false;
+    pthread_mutex_lock(&pools->mutex);
+    if (offset % PAGE_BYTES == 0 && first < pools->page_count &&
+        pools->pages[first].state == TAKEN) {
+        lent = all_lent(pools, first, first);
+        if (lent) {
+            mark_lent(pools, first, pools->pages[first].count, false);
+        }
+    }
+    pthread_mutex_unlock(&pools->mutex);
+    return lent ? hifc_pools_free(pools, offset)
+                : hifc_fail(-EINVAL, "%s: no buffer begins at offset %llu of the buffer pool "
+                            "(freed twice, or never allocated)", pools->device->uri,
+                            (unsigned long long)offset);
+}
+
+uint8_t *hifc_pools_resolve_lent(struct hifc_pools *pools, uint32_t pool, uint64_t offset,
+                                 uint64_t bytes)
+{
+    uint8_t *memory = hifc_pools_resolve(pools, pool, offset, bytes);
+    if (memory && pool == 0 && bytes > 0 &&
+        !all_lent(pools, offset / PAGE_BYTES, (offset + bytes - 1) / PAGE_BYTES)) {
+        return NULL;
+    }
+    return memory;
 }
 
 void hifc_pools_usage(const struct hifc_pools *pools, uint64_t *used_bytes, uint64_t *peak_bytes,

@@ -17,7 +17,8 @@
  * other calls on the same handle. After fork() every call in the child answers -ESHUTDOWN.
  *
  * Memory. A request names memory as (pool, offset), never by pointer. `hifc_buffer_alloc` hands
- * out pool 0: memory that the device reads and writes without a copy.
+ * out pool 0: memory that the device reads and writes without a copy. Whatever else is in pool 0 is
+ * the library's, and a request that names it is refused.
  */
 #ifndef HIFC_H
 #define HIFC_H
@@ -89,7 +90,7 @@ struct hifc_req {
     uint32_t piece_bytes;     /* the buffer is pieces of this many bytes ...; 0 = contiguous */
     uint32_t value_length;    /* out: length of the stored value, in bytes */
     uint64_t piece_stride;    /* ... each this many bytes after the start of the one before */
-    uint64_t checksum_offset; /* HIFC_F_CHECKSUMS: offset within the pool of uint32_t[] */
+    uint64_t checksum_offset; /* HIFC_F_CHECKSUMS: offset of uint32_t[] in the pool, aligned */
     uint64_t handle;          /* reservation: out of reserve; in of write, commit, abort */
     uint64_t user;            /* the caller's, never touched */
     uint64_t capacity;        /* get with length 0: bytes that the buffer holds; a longer value
@@ -159,7 +160,7 @@ struct hifc_open_opts {
     uint32_t reservation_timeout_ms; /* an older one is aborted; default 600000 */
     uint32_t leases_max;            /* default 4096 */
     uint32_t events_max;            /* ring of stored and evicted keys; default 65536 */
-    uint64_t index_entries_max;     /* default: capacity / 4096, at least 2^20 */
+    uint64_t index_entries_max;     /* default: capacity / 4096, at least 2^20; full: evicts */
     uint32_t admission;             /* enum hifc_admission */
     uint32_t reinsert_percent_plus1; /* write budget of reinsertion, % of accepted bytes, plus 1; 6 */
     uint64_t write_budget_bytes_per_day; /* HIFC_ADMIT_BUDGET */

@@ -32,12 +32,27 @@ uint8_t *ns_resolve(struct hifc_ns *ns, const struct hifc_req *req, uint64_t byt
         uint64_t pieces = (bytes + req->piece_bytes - 1) / req->piece_bytes;
         reach = (pieces - 1) * req->piece_stride + (bytes - (pieces - 1) * req->piece_bytes);
     }
-    uint8_t *base = hifc_pools_resolve(ns->pools, req->pool, req->buffer_offset, reach);
+    uint8_t *base = hifc_pools_resolve_lent(ns->pools, req->pool, req->buffer_offset, reach);
     if (!base) {
-        hifc_fail(-EINVAL, "buffer [%llu, +%llu) does not lie within pool %u",
+        hifc_fail(-EINVAL, "buffer [%llu, +%llu) does not lie within memory of pool %u that was "
+                           "handed out",
                   (unsigned long long)req->buffer_offset, (unsigned long long)reach, req->pool);
     }
     return base;
+}
+
+uint8_t *ns_checksum_memory(struct hifc_ns *ns, const struct hifc_req *req, uint32_t count)
+{
+    uint8_t *memory = NULL;
+    if (req->checksum_offset % sizeof(uint32_t) == 0) {
+        memory = hifc_pools_resolve_lent(ns->pools, req->pool, req->checksum_offset, count * 4ull);
+    }
+    if (!memory) {
+        hifc_fail(-EINVAL, "checksum_offset %llu: room for %u checksums of 4 bytes, aligned to 4, "
+                           "is needed in memory of pool %u that was handed out",
+                  (unsigned long long)req->checksum_offset, count, req->pool);
+    }
+    return memory;
 }
 
 static int check_value(struct hifc_ns *ns, const struct hifc_req *req)
@@ -154,11 +169,9 @@ static void look_at_reservations(struct hifc_ns *ns, const struct hifc_req *reqs
 static int checksums(struct hifc_ns *ns, const struct hifc_req *req, struct ns_item *item)
 {
     if (req->flags & HIFC_F_CHECKSUMS) {
-        const uint8_t *given = hifc_pools_resolve(ns->pools, req->pool, req->checksum_offset,
-                                                  item->crc_count * 4ull);
+        const uint8_t *given = ns_checksum_memory(ns, req, item->crc_count);
         if (!given) {
-            return hifc_fail(-EINVAL, "checksum_offset %llu does not lie within pool %u",
-                             (unsigned long long)req->checksum_offset, req->pool);
+            return -EINVAL;
         }
         memcpy(item->crcs, given, item->crc_count * 4ull);
         return 0;

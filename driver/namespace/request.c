@@ -67,10 +67,9 @@ static int start_get(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticke
     op->want_bytes = want;
     uint32_t part = slot->length / op->part_count;
     uint32_t covered = (req->value_offset + want - 1) / part - req->value_offset / part + 1;
-    if (req->flags & HIFC_F_CHECKSUMS &&
-        !hifc_pools_resolve(ns->pools, req->pool, req->checksum_offset, covered * 4ull)) {
+    if (req->flags & HIFC_F_CHECKSUMS && !ns_checksum_memory(ns, req, covered)) {
         ns_op_free(ns, op);
-        return hifc_fail(-EINVAL, "checksum_offset: room for %u checksums is needed", covered);
+        return -EINVAL;
     }
     int status = ns_read_start(ns, op, req, base);
     if (status != 0) {

@@ -27,14 +27,14 @@ HIFC_API int hifc_buffer_alloc(struct hifc_ns *ns, uint64_t size_bytes, uint64_t
 {
     struct hifc_ns *visit NS_VISIT = NULL;
     int error = ns_enter(ns, &visit);
-    return error ? error : hifc_pools_alloc(ns->pools, size_bytes, offset);
+    return error ? error : hifc_pools_lend(ns->pools, size_bytes, offset);
 }
 
 HIFC_API int hifc_buffer_free(struct hifc_ns *ns, uint64_t offset)
 {
     struct hifc_ns *visit NS_VISIT = NULL;
     int error = ns_enter(ns, &visit);
-    return error ? error : hifc_pools_free(ns->pools, offset);
+    return error ? error : hifc_pools_take_back(ns->pools, offset);
 }
 
 HIFC_API int hifc_pool_disown(struct hifc_ns *ns, void **base, uint64_t *size_bytes)

@@ -5,6 +5,7 @@
 #include "check.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <unistd.h>
 
 #include "device/ram.h"
@@ -299,6 +300,40 @@ TEST(a_full_swap_class_answers_no_space_and_takes_more_after_deletes)
         CHECK_EQ(get(i, at, 0, 0), HIFC_OK);
         check_value(i, at, 0, 100000);
     }
+    CHECK_EQ(hifc_close(ns), 0);
+}
+
+/* The pool also holds pages of the library: no request may name them, nobody may free them. */
+TEST(only_memory_that_was_handed_out_can_be_named)
+{
+    uint64_t at, size;
+    format_ns();
+    open_ns(HIFC_INLINE);
+    CHECK_EQ(hifc_buffer_alloc(ns, 70 * 4096, &at), 0);
+    CHECK_EQ(put(1, at, 5000, 1, HIFC_REUSE), HIFC_OK);
+    CHECK(hifc_pool_base(ns, 0, &size) != NULL);
+    for (uint64_t offset = 0; offset < size; offset += 4096) {
+        bool mine = offset >= at && offset < at + 70 * 4096;
+        struct hifc_req put_req = {.op = HIFC_OP_PUT, .key = key_of(2), .buffer_offset = offset,
+                                   .length = 100};
+        struct hifc_req get_req = {.op = HIFC_OP_GET, .key = key_of(1), .buffer_offset = offset,
+                                   .capacity = 5000};
+        bool fits = mine && offset + 8192 <= at + 70 * 4096;
+        CHECK_EQ(run(&get_req, 1), fits ? HIFC_OK : -EINVAL);
+        CHECK_EQ(run(&put_req, 1), mine ? HIFC_OK : -EINVAL);
+        CHECK_EQ(delete(2), mine ? HIFC_OK : HIFC_MISS);
+        CHECK_EQ(offset == at ? 0 : hifc_buffer_free(ns, offset), offset == at ? 0 : -EINVAL);
+    }
+    struct hifc_req crc_req = {.op = HIFC_OP_PUT, .key = key_of(3), .buffer_offset = at,
+                               .length = 100, .flags = HIFC_F_CHECKSUMS, .checksum_offset = at + 2};
+    CHECK_EQ(run(&crc_req, 1), -EINVAL);
+    crc_req.checksum_offset = at + 70 * 4096;
+    CHECK_EQ(run(&crc_req, 1), -EINVAL);
+    CHECK_EQ(hifc_buffer_free(ns, at), 0);
+    CHECK_EQ(hifc_buffer_free(ns, at), -EINVAL);
+    struct hifc_req gone = {.op = HIFC_OP_GET, .key = key_of(1), .buffer_offset = at,
+                            .capacity = 5000};
+    CHECK_EQ(run(&gone, 1), -EINVAL);
     CHECK_EQ(hifc_close(ns), 0);
 }
 
