@@ -111,7 +111,8 @@ static struct ns_reservation *reservation_take(struct hifc_ns *ns, const struct 
 int ns_reserve(struct hifc_ns *ns, struct hifc_req *req)
 {
     struct hifc_slot *slot = hifc_index_find(ns->index, &req->key);
-    if (slot) {
+    bool lost = slot && slot->flags & HIFC_SLOT_QUARANTINED && !(slot->flags & HIFC_SLOT_SWAP);
+    if (slot && !lost) {
         return slot->flags & HIFC_SLOT_PENDING ? HIFC_PENDING : HIFC_EXISTS;
     }
     int shape = ns_shape(ns, req->part_count > 1 ? req->part_count : 1);
@@ -126,6 +127,10 @@ int ns_reserve(struct hifc_ns *ns, struct hifc_req *req)
     if (!r) {
         ns_admit_undo(ns, req->cls, req->length);
         return HIFC_RETRY;
+    }
+    if (lost) { /* a miss to everybody: it makes room for its successor */
+        ns_slot_dead(ns, slot);
+        hifc_index_remove(ns->index, slot);
     }
     slot = hifc_index_insert(ns->index, &req->key);
     int status = slot ? ns_append_reserved(

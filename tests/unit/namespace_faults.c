@@ -153,6 +153,30 @@ TEST(a_quarantined_key_that_changes_its_class_is_counted_in_it)
     finish();
 }
 
+TEST(a_key_whose_value_was_lost_can_be_reserved_again)
+{
+    start(HIFC_INLINE);
+    CHECK_EQ(put(1, 30000, 1, HIFC_REUSE), HIFC_OK);
+    flip_everything();
+    CHECK_EQ(get(1, 0, 30000), HIFC_MISS);
+    hifc_faulty_clear(device);
+    for (unsigned round = 0; round < 2; round++) {
+        struct hifc_req reserve = {.op = HIFC_OP_RESERVE, .key = key_of(1), .length = 30000};
+        CHECK_EQ(run(&reserve), HIFC_OK);
+        struct hifc_req end = {.op = HIFC_OP_ABORT, .handle = reserve.handle};
+        if (round == 1) {
+            memset(pool + at, 2, 30000);
+            struct hifc_req write = {.op = HIFC_OP_WRITE, .handle = reserve.handle,
+                                     .buffer_offset = at, .length = 30000};
+            CHECK_EQ(run(&write), HIFC_OK);
+            end.op = HIFC_OP_COMMIT;
+        }
+        CHECK_EQ(run(&end), HIFC_OK);
+        CHECK_EQ(get(1, 0, 30000), round == 1 ? HIFC_OK : HIFC_MISS);
+    }
+    finish();
+}
+
 TEST(flipped_swap_bytes_are_an_error_until_deleted)
 {
     start(HIFC_INLINE);
