@@ -117,7 +117,19 @@ static void seal_ready(struct hifc_ns *ns)
 
 static bool space_is_low(const struct hifc_ns *ns)
 {
-    return ns->free_count <= NS_SEGMENTS_RESERVE + NS_SEGMENTS_LOW;
+    return ns->free_count <= NS_SEGMENTS_RESERVE + NS_SEGMENTS_LOW || ns->index_full;
+}
+
+/* A full index may be full of what stands in a segment that is still open. */
+static void close_what_fills_the_index(struct hifc_ns *ns)
+{
+    static const unsigned streams[] = {NS_STREAM_REUSE, NS_STREAM_REUSE_MOVED};
+    for (unsigned i = 0; i < 2; i++) {
+        struct ns_open *open = ns->streams[streams[i]];
+        if (open && ns->segments[open->segment].live_entries > 0) {
+            ns_open_close(ns, open);
+        }
+    }
 }
 
 /* Mutex held on entry and exit, not in between. */
@@ -134,7 +146,12 @@ static void work(struct hifc_ns *ns)
         pthread_mutex_unlock(&ns->mutex);
         int progress = ns_reclaim_one(ns);
         pthread_mutex_lock(&ns->mutex);
-        if (progress <= 0) {
+        if (progress > 0) {
+            ns->index_full = false; /* what finds it full again says so */
+        } else {
+            if (progress == 0 && ns->index_full) {
+                close_what_fills_the_index(ns);
+            }
             /* Segments that are still being written may yet turn into something to reclaim. */
             ns->reclaim_exhausted = progress == 0 && ns->closing_count == 0;
             break;

@@ -319,6 +319,7 @@ struct hifc_ns {
     bool janitor_stop;
     _Atomic bool janitor_wanted; /* also looked at without the mutex */
     bool janitor_running;
+    bool index_full;        /* a put found no slot: reclaim, whatever space is left */
     bool reclaim_exhausted; /* the last pass found nothing that may go; cleared when that changes */
 };
 
@@ -393,6 +394,8 @@ void ns_segment_dead(struct hifc_ns *ns, uint32_t segment, uint32_t length, uint
 void ns_slot_dead(struct hifc_ns *ns, const struct hifc_slot *slot);
 uint32_t ns_slot_parts(const struct hifc_ns *ns, const struct hifc_slot *slot);
 void ns_want_janitor(struct hifc_ns *ns);
+/* No slot was left for a key. The answer: Retry, or NoSpace where nothing may be evicted. */
+int ns_index_full(struct hifc_ns *ns);
 
 /* ---- append.c ------------------------------------------------------------------------------- */
 /* Room in the segment's list of entries for one more than it may have to take: false if there is no

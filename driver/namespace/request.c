@@ -124,7 +124,7 @@ static struct hifc_slot *put_slot(struct hifc_ns *ns, const struct hifc_req *req
     if (!slot) {
         slot = hifc_index_insert(ns->index, &req->key);
         if (!slot) {
-            *status = HIFC_NO_SPACE;
+            *status = ns_index_full(ns);
             ns_admit_undo(ns, req->cls, req->length);
         }
     }

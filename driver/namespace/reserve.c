@@ -135,7 +135,7 @@ int ns_reserve(struct hifc_ns *ns, struct hifc_req *req)
     slot = hifc_index_insert(ns->index, &req->key);
     int status = slot ? ns_append_reserved(
                             ns, r, req->cls == HIFC_SWAP ? NS_STREAM_SWAP : NS_STREAM_REUSE)
-                      : HIFC_NO_SPACE;
+                      : ns_index_full(ns);
     if (status != 0) {
         if (slot) {
             hifc_index_remove(ns->index, slot);

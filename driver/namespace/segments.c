@@ -13,6 +13,13 @@ uint64_t ns_segment_base(const struct hifc_ns *ns, uint32_t segment)
     return hifc_segment_offset(ns->segment_size, segment);
 }
 
+int ns_index_full(struct hifc_ns *ns)
+{
+    ns->index_full = true;
+    ns_want_janitor(ns);
+    return ns->reclaim_exhausted ? HIFC_NO_SPACE : HIFC_RETRY;
+}
+
 void ns_want_janitor(struct hifc_ns *ns)
 {
     if (!ns->janitor_wanted) {

@@ -303,6 +303,60 @@ TEST(a_full_swap_class_answers_no_space_and_takes_more_after_deletes)
     CHECK_EQ(hifc_close(ns), 0);
 }
 
+static void more_keys_than_the_index_holds(uint32_t drive)
+{
+    struct hifc_open_opts opts = {
+        .drive = drive, .pool_size_bytes = 8u << 20, .index_entries_max = 300};
+    uint64_t at;
+    format_ns();
+    CHECK_EQ(hifc_open(NAME, &opts, &ns), 0);
+    pool = hifc_pool_base(ns, 0, NULL);
+    CHECK_EQ(hifc_buffer_alloc(ns, 4096, &at), 0);
+    for (uint32_t i = 0; i < 2000; i++) {
+        int status = HIFC_RETRY;
+        for (unsigned attempt = 0; attempt < 2000 && status == HIFC_RETRY; attempt++) {
+            usleep(attempt > 0 ? 1000 : 0);
+            status = put(i, at, 64, 1, HIFC_REUSE);
+        }
+        CHECK_EQ(status, HIFC_OK);
+    }
+    CHECK_EQ(get(1999, at, 0, 0), HIFC_OK);
+    check_value(1999, at, 0, 64);
+    CHECK_EQ(get(0, at, 0, 0), HIFC_MISS);
+    CHECK_EQ(hifc_close(ns), 0);
+}
+
+TEST(a_full_index_evicts_the_oldest_inline)
+{
+    more_keys_than_the_index_holds(HIFC_INLINE);
+}
+
+TEST(a_full_index_evicts_the_oldest_reactor)
+{
+    more_keys_than_the_index_holds(HIFC_REACTOR);
+}
+
+TEST(an_index_full_of_swap_answers_no_space)
+{
+    struct hifc_open_opts opts = {.drive = HIFC_INLINE, .index_entries_max = 50};
+    uint64_t at;
+    format_ns();
+    CHECK_EQ(hifc_open(NAME, &opts, &ns), 0);
+    pool = hifc_pool_base(ns, 0, NULL);
+    CHECK_EQ(hifc_buffer_alloc(ns, 4096, &at), 0);
+    for (uint32_t i = 0; i < 50; i++) {
+        CHECK_EQ(put(i, at, 64, 1, HIFC_SWAP), HIFC_OK);
+    }
+    int status = HIFC_RETRY;
+    for (unsigned attempt = 0; attempt < 20 && status == HIFC_RETRY; attempt++) {
+        status = put(50, at, 64, 1, HIFC_SWAP);
+    }
+    CHECK_EQ(status, HIFC_NO_SPACE);
+    CHECK_EQ(delete(7), HIFC_OK);
+    CHECK_EQ(put(50, at, 64, 1, HIFC_SWAP), HIFC_OK);
+    CHECK_EQ(hifc_close(ns), 0);
+}
+
 /* The pool also holds pages of the library: no request may name them, nobody may free them. */
 TEST(only_memory_that_was_handed_out_can_be_named)
 {
