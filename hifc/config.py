@@ -101,7 +101,7 @@ class Config:
     pool_size: int = _setting(64 * MiB, _size, size=True)  # buffer pool
     queue_depth: int = _setting(128, _count(1, 65535))
     requests_max: int = _setting(8192, _count(1, 1 << 20))
-    batch_inflight: int = _setting(2, _count(1, 64))
+    batch_inflight: int = _setting(4, _count(1, 32))
     batch_size_max: int = _setting(8 * MiB, _size, size=True)
     index_entries_max: int = _setting(0, _count(0, 1 << 32))  # 0: by capacity
     command_timeout_ms: int = _setting(30000, _count(1, 3_600_000))

@@ -154,7 +154,7 @@ struct hifc_open_opts {
     uint64_t pool_size_bytes;       /* buffer pool; default 64 MiB, rounded up to 2 MiB */
     uint32_t queue_depth;           /* commands in flight on each queue pair; default 128 */
     uint32_t requests_max;          /* requests in flight; above it the answer is Retry; 8192 */
-    uint32_t batch_inflight;        /* batches in flight a stream before it coalesces more; 2 */
+    uint32_t batch_inflight;        /* batches in flight a stream before it coalesces more; 4 */
     uint32_t batch_size_max_bytes;  /* default 8 MiB */
     uint32_t reservations_max;      /* default 4096 */
     uint32_t reservation_timeout_ms; /* an older one is aborted; default 600000 */

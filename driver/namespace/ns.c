@@ -231,7 +231,7 @@ static int set_defaults(struct hifc_open_opts *opts)
     DEFAULT(pool_size_bytes, 64u << 20);
     DEFAULT(queue_depth, 128);
     DEFAULT(requests_max, 8192);
-    DEFAULT(batch_inflight, 2);
+    DEFAULT(batch_inflight, 4);
     DEFAULT(batch_size_max_bytes, 8u << 20);
     DEFAULT(reservations_max, 4096);
     DEFAULT(reservation_timeout_ms, 600000);
