@@ -269,7 +269,8 @@ class Namespace(Calls):
             self._pause(DELAY_MAX_S)
 
     def delete(self, key: Any) -> bool:
-        """Removes the value. True if there was one."""
+        """Removes the value. True if there was one. NoSpace: it is still there, as the device has
+        no room left to note that a reuse key is gone."""
         request = Request(op=Op.DELETE)
         request.key[:] = key_bytes(key)
         status = self._call(request, again=(Answer.RETRY, Answer.PENDING))
@@ -277,6 +278,11 @@ class Namespace(Calls):
             raise BackPressure(
                 f"delete of key {bytes(request.key).hex()} on {self.uri}: still "
                 f"{Answer(status).name} after {RETRY_WAIT_S:.0f} s"
+            )
+        if status == Answer.NO_SPACE:
+            raise NoSpace(
+                f"delete of key {bytes(request.key).hex()} on {self.uri}: nothing that may be "
+                "evicted is left; delete swap entries, release leases or use a larger device"
             )
         return status == Answer.OK
 

@@ -21,6 +21,7 @@ from hifc import (
     HiFCError,
     InvalidRequest,
     Namespace,
+    NoSpace,
     NotSupported,
     driver,
 )
@@ -307,6 +308,27 @@ def test_full_swap_class(ram: Opener) -> None:
         assert ns.delete(i.to_bytes(16, "little"))
     assert ns.put(KEY, data, cls="swap") is Answer.OK
     assert ns.check().ok
+
+
+def test_delete_without_room_is_no_miss(ram: Opener) -> None:
+    """A deleted reuse key takes room on the device. Where there is none, the key stays, and False
+    would say that it was not there."""
+    ns = ram.open()
+    names = [i.to_bytes(16, "little") for i in range(4000)]
+    for some in (names[:2000], names[2000:]):
+        assert ns.put_many(some, np.ones((2000, 100), np.uint8)).wait(30)
+    assert not ns.lookup(names).any()
+    lease = ns.lease(names, 600)
+    data = np.ones(MIB // 2, np.uint8)
+    while ns.put(os.urandom(16), data, cls="swap") is Answer.OK:
+        pass
+    with pytest.raises(NoSpace, match="release leases"):
+        for name in names:
+            assert ns.delete(name)
+    assert ns.exists(name)
+    lease.release()
+    ns.delete(name)  # False where it was evicted first
+    assert not ns.exists(name)
 
 
 def test_corrupt_value(image: Path) -> None:
