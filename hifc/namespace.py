@@ -248,7 +248,7 @@ class Namespace(Calls):
 
         Verified by the parts that the range touches. InvalidRequest: it exceeds the value.
         """
-        if length_bytes < 1 or offset_bytes < 0:
+        if length_bytes < 1 or not 0 <= offset_bytes <= driver.VALUE_MAX_BYTES - length_bytes:
             raise InvalidRequest(f"get_range: [{offset_bytes}, +{length_bytes}) is no range")
         target = memory_of(np.empty(length_bytes, dtype=np.uint8) if out is None else out)
         if target.size_bytes < length_bytes:

@@ -351,3 +351,11 @@ def test_health_of_a_device_without_it(ram: Opener) -> None:
     ns = ram.open()
     with pytest.raises(NotSupported):
         ns.health()
+
+
+def test_a_range_beyond_any_value_is_refused(ram: Opener) -> None:
+    # 2**32 would wrap to the first byte.
+    with ram.open() as ns:
+        ns.put(bytes(16), b"x" * 100)
+        with pytest.raises(InvalidRequest, match="no range"):
+            ns.get_range(bytes(16), 2**32, 1)
