@@ -11,10 +11,10 @@ Thread-safe: one lock, never held across an I/O of a prefetch.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import threading
 import time
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -554,17 +554,12 @@ def open_namespace(config: Config) -> Namespace:
     except FormatError:
         if config.format != "if_missing":
             raise
-    except ConfigError:
-        # A file that is not there yet is as empty as a device can be.
-        if config.format != "if_missing" or not _is_missing_file(config.device):
+    except ConfigError as error:
+        # What is not there yet is as empty as a device can be.
+        if config.format != "if_missing" or error.code != -errno.ENOENT:
             raise
     _format(config, force=False)
     return _open(config)
-
-
-def _is_missing_file(uri: str) -> bool:
-    parts = urllib.parse.urlsplit(uri)
-    return parts.scheme == "file" and not Path(urllib.parse.unquote(parts.path)).exists()
 
 
 def _format(config: Config, force: bool) -> None:

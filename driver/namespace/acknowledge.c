@@ -54,11 +54,6 @@ static void entries_add(struct ns_open *open, const struct hifc_disk_entry *entr
     }
 }
 
-static bool slot_names(const struct hifc_slot *slot, uint32_t segment, uint32_t offset)
-{
-    return slot && slot->segment == segment && slot->offset == offset;
-}
-
 /* Answers a request; a move's answer is for the janitor, which waits for it and frees it. */
 static void op_done(struct hifc_ns *ns, struct ns_op *op, int status, uint64_t bytes,
                     const struct hifc_error *error)
@@ -80,8 +75,7 @@ static void op_acknowledge(struct hifc_ns *ns, struct ns_op *op)
     switch (op->kind) {
     case NS_OP_MOVE:
         /* A lease that came meanwhile holds the segment it stood in: there it stays. */
-        if (slot_names(slot, op->previous.segment, op->previous.offset) &&
-            !(slot->flags & HIFC_SLOT_PENDING) &&
+        if (ns_slot_at(slot, op->previous.segment, op->previous.offset) &&
             ns->segments[op->previous.segment].leases == 0) {
             ns_slot_dead(ns, slot);
             slot->segment = op->segment;

@@ -12,11 +12,6 @@
 
 #include "namespace/ns.h"
 
-static uint32_t round_up(uint32_t value, uint32_t to)
-{
-    return (value + to - 1) / to * to;
-}
-
 /* ---- forming -------------------------------------------------------------------------------- */
 
 void ns_batch_close(struct hifc_ns *ns, struct ns_batch *batch)
@@ -251,8 +246,8 @@ int ns_append(struct hifc_ns *ns, struct ns_op *op, unsigned stream)
 int ns_append_reserved(struct hifc_ns *ns, struct ns_reservation *reservation, unsigned stream)
 {
     uint32_t extent =
-        round_up((uint32_t)hifc_extent_bytes(reservation->length, reservation->part_count),
-                 HIFC_PAGE_BYTES);
+        (uint32_t)hifc_whole_pages(
+            hifc_extent_bytes(reservation->length, reservation->part_count));
     int status = HIFC_RETRY;
     struct ns_open *open = ns_stream_open(ns, stream, extent, true, &status);
     if (!open) {

@@ -232,7 +232,7 @@ static int check_payload(struct state *state, const struct hifc_slot *slot)
     uint64_t at = ns_segment_base(ns, slot->segment) + (uint64_t)slot->offset * HIFC_UNIT_BYTES;
     uint64_t first = at / HIFC_PAGE_BYTES * HIFC_PAGE_BYTES;
     uint64_t end = at + hifc_extent_bytes(slot->length, parts);
-    uint64_t bytes = (end - first + HIFC_PAGE_BYTES - 1) / HIFC_PAGE_BYTES * HIFC_PAGE_BYTES;
+    uint64_t bytes = hifc_whole_pages(end - first);
     uint8_t *memory = aligned_alloc(HIFC_PAGE_BYTES, bytes);
     if (!memory) {
         return hifc_fail(-ENOMEM, "no memory to verify a value of %u bytes", slot->length);

@@ -22,7 +22,7 @@ int ns_seal_write(struct hifc_ns *ns, uint32_t segment, struct hifc_footer *foot
                   const struct hifc_summary_entry *entries, uint32_t entry_count)
 {
     uint64_t bytes = (uint64_t)entry_count * sizeof *entries;
-    uint64_t pages = (bytes + HIFC_PAGE_BYTES - 1) / HIFC_PAGE_BYTES * HIFC_PAGE_BYTES;
+    uint64_t pages = hifc_summary_bytes(entry_count);
     uint64_t generation = ns->segments[segment].generation;
     uint8_t *memory = aligned_alloc(HIFC_PAGE_BYTES, pages + HIFC_PAGE_BYTES);
     if (!memory) {
@@ -70,9 +70,8 @@ int ns_seal(struct hifc_ns *ns, struct ns_open *open, int error)
         segment->entry_count = open->entry_count;
         open->entries = NULL;
     } else {
-        uint64_t summary = (uint64_t)open->entry_count * sizeof(struct hifc_summary_entry);
         segment->metadata_bytes +=
-            (uint32_t)(((summary + HIFC_PAGE_BYTES - 1) / HIFC_PAGE_BYTES + 1) * HIFC_PAGE_BYTES);
+            (uint32_t)hifc_summary_bytes(open->entry_count) + HIFC_PAGE_BYTES;
     }
     ns_open_destroy(ns, open);
     if (segment->live_entries == 0) {

@@ -138,6 +138,18 @@ struct hifc_footer {
 };
 _Static_assert(sizeof(struct hifc_footer) == HIFC_PAGE_BYTES, "one page");
 
+/* bytes, rounded up to whole pages. */
+static inline uint64_t hifc_whole_pages(uint64_t bytes)
+{
+    return (bytes + HIFC_PAGE_BYTES - 1) / HIFC_PAGE_BYTES * HIFC_PAGE_BYTES;
+}
+
+/* What a summary of so many entries takes in its segment. */
+static inline uint64_t hifc_summary_bytes(uint32_t entries)
+{
+    return hifc_whole_pages((uint64_t)entries * sizeof(struct hifc_summary_entry));
+}
+
 /* Completes head (magic, version, checksum) of a page that is to stand at offset_bytes. */
 void hifc_page_seal(void *page, uint64_t magic, const uint8_t uuid[16], uint64_t offset_bytes,
                     uint64_t generation);

@@ -14,7 +14,7 @@ int hifc_summary_load(struct hifc_blockio *io, const struct hifc_superblock *sb,
                       const struct hifc_merge_input *input, struct hifc_summary_entry **out)
 {
     uint64_t bytes = (uint64_t)input->entry_count * sizeof **out;
-    uint64_t pages = (bytes + HIFC_PAGE_BYTES - 1) / HIFC_PAGE_BYTES * HIFC_PAGE_BYTES;
+    uint64_t pages = hifc_whole_pages(bytes);
     uint64_t at = hifc_segment_offset(sb->segment_size_bytes, input->segment) +
                   input->summary_offset;
     struct hifc_summary_entry *entries = aligned_alloc(HIFC_PAGE_BYTES, pages + HIFC_PAGE_BYTES);

@@ -392,6 +392,12 @@ void ns_open_destroy(struct hifc_ns *ns, struct ns_open *open);
 void ns_segment_live(struct hifc_ns *ns, uint32_t segment, uint32_t length, uint32_t part_count);
 void ns_segment_dead(struct hifc_ns *ns, uint32_t segment, uint32_t length, uint32_t part_count);
 void ns_slot_dead(struct hifc_ns *ns, const struct hifc_slot *slot);
+/* Whether a slot (or NULL) names the value at that place, and no successor of it is in flight. */
+static inline bool ns_slot_at(const struct hifc_slot *slot, uint32_t segment, uint32_t offset)
+{
+    return slot && slot->segment == segment && slot->offset == offset &&
+           !(slot->flags & HIFC_SLOT_PENDING);
+}
 uint32_t ns_slot_parts(const struct hifc_ns *ns, const struct hifc_slot *slot);
 void ns_want_janitor(struct hifc_ns *ns);
 /* No slot was left for a key. The answer: Retry, or NoSpace where nothing may be evicted. */

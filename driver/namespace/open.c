@@ -11,12 +11,6 @@
 
 #include "namespace/ns.h"
 
-static uint32_t summary_bytes(uint32_t entries)
-{
-    uint64_t bytes = (uint64_t)entries * sizeof(struct hifc_summary_entry);
-    return (uint32_t)((bytes + HIFC_PAGE_BYTES - 1) / HIFC_PAGE_BYTES * HIFC_PAGE_BYTES);
-}
-
 static void keep_entries(struct ns_segment *segment, const struct hifc_recovered_segment *found)
 {
     size_t bytes = found->entry_count * sizeof *found->entries;
@@ -73,7 +67,8 @@ static int segment_found(void *ctx, const struct hifc_recovered_segment *found)
     default:
         segment->used_bytes = found->used_bytes;
         segment->metadata_bytes =
-            (found->batch_count + 2) * HIFC_PAGE_BYTES + summary_bytes(found->entry_count);
+            (found->batch_count + 2) * HIFC_PAGE_BYTES +
+            (uint32_t)hifc_summary_bytes(found->entry_count);
         segment->payload_bytes =
             found->used_bytes - (found->batch_count + 1) * HIFC_PAGE_BYTES;
         if (found->entry_count == 0) {

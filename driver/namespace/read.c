@@ -25,7 +25,7 @@ static uint32_t page_down(uint32_t value)
 
 static uint32_t page_up(uint32_t value)
 {
-    return page_down(value + HIFC_PAGE_BYTES - 1);
+    return (uint32_t)hifc_whole_pages(value);
 }
 
 static uint32_t part_bytes(const struct ns_op *op)
@@ -333,8 +333,7 @@ static void quarantine(struct hifc_ns *ns, const struct ns_op *op, struct hifc_e
 {
     struct hifc_slot *slot = hifc_index_find(ns->index, &op->key);
     ns->stats.corrupt_count++;
-    if (slot && slot->segment == op->segment && slot->offset == op->offset &&
-        !(slot->flags & (HIFC_SLOT_QUARANTINED | HIFC_SLOT_PENDING))) {
+    if (ns_slot_at(slot, op->segment, op->offset) && !(slot->flags & HIFC_SLOT_QUARANTINED)) {
         slot->flags |= HIFC_SLOT_QUARANTINED;
         ns_event(ns, &op->key, HIFC_EVENT_QUARANTINED, op->length);
     }

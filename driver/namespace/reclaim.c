@@ -203,13 +203,6 @@ struct moves {
     uint64_t bytes;
 };
 
-static bool slot_is(const struct hifc_slot *slot, uint32_t segment,
-                    const struct hifc_disk_entry *entry)
-{
-    return slot && slot->segment == segment && slot->offset == entry->offset &&
-           !(slot->flags & HIFC_SLOT_PENDING);
-}
-
 static void evict(struct hifc_ns *ns, struct hifc_slot *slot)
 {
     bool quarantined = slot->flags & HIFC_SLOT_QUARANTINED;
@@ -254,8 +247,7 @@ static int moves_finish(struct hifc_ns *ns, struct moves *moves)
         op->pending = 0;
         op->status = HIFC_OK;
         if (op->kind == NS_OP_MOVE &&
-            (!slot || slot->segment != op->previous.segment ||
-             slot->offset != op->previous.offset || slot->flags & HIFC_SLOT_PENDING)) {
+            !ns_slot_at(slot, op->previous.segment, op->previous.offset)) {
             continue; /* deleted or replaced in the meantime */
         }
         if (op->kind == NS_OP_TOMBSTONE && slot) {
@@ -281,8 +273,7 @@ static int moves_finish(struct hifc_ns *ns, struct moves *moves)
         if (op->status != HIFC_OK && op->kind == NS_OP_MOVE && op->cls == HIFC_REUSE &&
             ns->segments[op->previous.segment].leases == 0) {
             struct hifc_slot *slot = hifc_index_find(ns->index, &op->key);
-            if (slot && slot->segment == op->previous.segment &&
-                slot->offset == op->previous.offset && !(slot->flags & HIFC_SLOT_PENDING)) {
+            if (ns_slot_at(slot, op->previous.segment, op->previous.offset)) {
                 evict(ns, slot); /* no room for it: it may go */
             }
         } else if (op->status != HIFC_OK) {
@@ -309,7 +300,7 @@ static int moves_add(struct hifc_ns *ns, struct moves *moves, uint32_t segment,
     uint32_t bytes = 0;
     if (op && slot) {
         uint64_t extent = hifc_extent_bytes(entry->length, entry->part_count);
-        bytes = (uint32_t)((extent + HIFC_PAGE_BYTES - 1) / HIFC_PAGE_BYTES * HIFC_PAGE_BYTES);
+        bytes = (uint32_t)hifc_whole_pages(extent);
         memory = ns_pages_alloc(ns, bytes);
     }
     if (!op || (slot && !memory)) {
@@ -345,7 +336,7 @@ enum verdict { VERDICT_DEAD, VERDICT_EVICT, VERDICT_MOVE };
 static enum verdict judge(struct hifc_ns *ns, uint32_t segment, const struct hifc_disk_entry *entry,
                           const struct hifc_slot *slot)
 {
-    if (!slot_is(slot, segment, entry)) {
+    if (!ns_slot_at(slot, segment, entry->offset)) {
         return VERDICT_DEAD;
     }
     if (slot->flags & HIFC_SLOT_QUARANTINED) {
@@ -369,7 +360,7 @@ static int move_unreadable(struct hifc_ns *ns, uint32_t segment, struct moves *m
     pthread_mutex_lock(&ns->mutex);
     bool swap = ns->segments[segment].cls == HIFC_SWAP;
     struct hifc_slot *slot = hifc_index_find(ns->index, &entry->key);
-    bool here = slot_is(slot, segment, entry);
+    bool here = ns_slot_at(slot, segment, entry->offset);
     ns->stats.corrupt_count += error == -EBADMSG && here &&
                                !(slot->flags & HIFC_SLOT_QUARANTINED);
     if (swap && error == -EBADMSG) {

@@ -146,7 +146,7 @@ static bool footer_sane(const struct recovery *recovery, const struct hifc_foote
 {
     uint64_t end = recovery->sb->segment_size_bytes - HIFC_PAGE_BYTES;
     uint64_t bytes = (uint64_t)footer->entry_count * sizeof(struct hifc_summary_entry);
-    uint64_t pages = (bytes + HIFC_PAGE_BYTES - 1) / HIFC_PAGE_BYTES * HIFC_PAGE_BYTES;
+    uint64_t pages = hifc_whole_pages(bytes);
     return footer->segment == segment->segment && footer->generation == segment->generation &&
            footer->epoch == segment->epoch && footer->cls == segment->cls && pages <= end &&
            footer->summary_offset == end - pages && footer->used_bytes >= HIFC_PAGE_BYTES &&

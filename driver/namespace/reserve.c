@@ -88,8 +88,7 @@ static struct ns_reservation *reservation_take(struct hifc_ns *ns, const struct 
     r->unit_bytes = parts > 1 ? req->length / parts : HIFC_PAGE_BYTES;
     r->units = (req->length + r->unit_bytes - 1) / r->unit_bytes;
     r->body_bytes = req->length / HIFC_PAGE_BYTES * HIFC_PAGE_BYTES;
-    uint64_t extent = hifc_extent_bytes(req->length, parts);
-    extent = (extent + HIFC_PAGE_BYTES - 1) / HIFC_PAGE_BYTES * HIFC_PAGE_BYTES;
+    uint64_t extent = hifc_whole_pages(hifc_extent_bytes(req->length, parts));
     r->tail_bytes = (uint32_t)(extent - r->body_bytes);
     r->written = calloc(r->units, 1);
     r->crcs = calloc(parts, sizeof *r->crcs);

@@ -28,19 +28,14 @@ void ns_want_janitor(struct hifc_ns *ns)
     }
 }
 
-static uint64_t summary_bytes(uint32_t entries)
-{
-    uint64_t bytes = (uint64_t)entries * sizeof(struct hifc_summary_entry);
-    return (bytes + HIFC_PAGE_BYTES - 1) & ~(uint64_t)(HIFC_PAGE_BYTES - 1);
-}
-
 bool ns_open_fits(const struct hifc_ns *ns, const struct ns_open *open, uint64_t bytes,
                   uint32_t entries, uint32_t reservations)
 {
     /* Each reservation may need a header page of its own to be published. */
     uint64_t need = ns->segments[open->segment].used_bytes + bytes;
     need += (uint64_t)(open->reservations + reservations) * HIFC_PAGE_BYTES;
-    need += summary_bytes(open->entry_count_max + entries + reservations) + HIFC_PAGE_BYTES;
+    need += hifc_summary_bytes(open->entry_count_max + entries + reservations);
+    need += HIFC_PAGE_BYTES; /* the footer */
     return need <= ns->segment_size;
 }
 
