@@ -11,6 +11,7 @@ REPORT = Path(__file__).parents[2] / "tools/lib/report.py"
 PASSED = '<testcase classname="a" name="good"/>'
 PROPERTY = '<property name="needs" value="spdk"/>'
 SPDK = f'<testcase name="spdk"><properties>{PROPERTY}</properties></testcase>'
+VM = SPDK.replace("spdk", "vm")
 SKIPPED = '<testcase name="left"><skipped message="needs a moon"/></testcase>'
 FAILED = '<testcase classname="b" name="bad"><failure message="no"/></testcase>'
 ERROR = '<testcase name="broken"><error message="no fixture"/></testcase>'
@@ -65,13 +66,19 @@ def test_a_torn_file_fails(tmp_path: Path) -> None:
 
 
 def test_ci_wants_spdk_tests(tmp_path: Path) -> None:
-    code, lines = report(tmp_path, PASSED, ci=True)
+    code, lines = report(tmp_path, PASSED + VM, ci=True)
     assert code == 1
     assert "  no SPDK test passed, which CI requires" in lines
-    assert report(tmp_path, PASSED + SPDK, ci=True)[0] == 0
+    assert report(tmp_path, PASSED + SPDK + VM, ci=True)[0] == 0
+
+
+def test_ci_wants_tests_in_the_virtual_machine(tmp_path: Path) -> None:
+    code, lines = report(tmp_path, PASSED + SPDK, ci=True)
+    assert code == 1
+    assert "  no virtual machine test passed, which CI requires" in lines
 
 
 def test_ci_rejects_skipped_spdk_tests(tmp_path: Path) -> None:
     skipped = SPDK.replace("<properties>", '<skipped message="no huge pages"/><properties>')
-    assert report(tmp_path, PASSED + SPDK + skipped, ci=True)[0] == 1
-    assert report(tmp_path, PASSED + SPDK + skipped)[0] == 0
+    assert report(tmp_path, PASSED + SPDK + VM + skipped, ci=True)[0] == 1
+    assert report(tmp_path, PASSED + SPDK + VM + skipped)[0] == 0

@@ -4,8 +4,8 @@
 usage: report.py FOLDER [--reason TEXT]... [--failed-stage NAME]... [--partial]
 
 Prints what failed, what was skipped and why, and last "total: N passed, N failed, N skipped".
-Exits 1 if anything failed, if nothing ran, or, with CI=true, if an SPDK test was skipped or none
-passed.
+Exits 1 if anything failed, if nothing ran, or, with CI=true, if a test that needs SPDK or the
+virtual machine was skipped, or none of either kind passed.
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ import argparse
 import os
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+
+# What CI has to have, by the value of a test's property "needs".
+REQUIRED = {"spdk": "SPDK", "vm": "virtual machine"}
 
 
 @dataclass
 class Report:
     passed: int = 0
-    spdk_passed: int = 0
-    spdk_skipped: int = 0
+    needs_passed: Counter[str] = field(default_factory=Counter)
+    needs_skipped: Counter[str] = field(default_factory=Counter)
     failed: list[str] = field(default_factory=list)
     skipped: dict[str, list[str]] = field(default_factory=dict)  # reason: tests
 
@@ -31,19 +35,18 @@ class Report:
         for case in ElementTree.parse(path).iter("testcase"):
             name = f"{path.stem}: {case.get('classname', '')}::{case.get('name', '')}"
             skip = case.find("skipped")
-            needs_spdk = any(
-                p.get("name") == "needs" and p.get("value") == "spdk" for p in case.iter("property")
-            )
+            properties = case.iter("property")
+            needs = {p.get("value", "") for p in properties if p.get("name") == "needs"}
             if case.find("failure") is not None or case.find("error") is not None:
                 self.failed.append(name)
             elif skip is not None or case.get("status") in ("notrun", "disabled"):
                 message = "" if skip is None else skip.get("message", "")
                 reason = message.splitlines()[0] if message else "no reason given"
                 self.skipped.setdefault(reason, []).append(name)
-                self.spdk_skipped += needs_spdk
+                self.needs_skipped.update(needs)
             else:
                 self.passed += 1
-                self.spdk_passed += needs_spdk
+                self.needs_passed.update(needs)
 
 
 def main() -> int:
@@ -72,10 +75,11 @@ def main() -> int:
     if report.passed == 0 and not arguments.partial:
         problems.append("no test passed")
     if os.environ.get("CI") == "true":
-        if report.spdk_passed == 0:
-            problems.append("no SPDK test passed, which CI requires")
-        if report.spdk_skipped:
-            problems.append(f"{report.spdk_skipped} SPDK tests were skipped, which CI forbids")
+        for need, name in REQUIRED.items():
+            if report.needs_passed[need] == 0:
+                problems.append(f"no {name} test passed, which CI requires")
+            if count := report.needs_skipped[need]:
+                problems.append(f"{count} {name} tests were skipped, which CI forbids")
     if report.failed or problems:
         print("\nFailed:")
         for line in problems + report.failed:
