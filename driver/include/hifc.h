@@ -26,6 +26,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "hifc_ring.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
