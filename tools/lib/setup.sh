@@ -40,7 +40,7 @@ hifc_locked() {
 # Asks for what a package brings, not for the package: a cmake from elsewhere is as good.
 hifc_has() {
   case $1 in
-    gcc | cmake | shellcheck) command -v "$1" >/dev/null ;;
+    gcc | g++ | cmake | shellcheck) command -v "$1" >/dev/null ;;
     libc6-dev) echo '#include <stdio.h>' | gcc -E - >/dev/null 2>&1 ;;
     ninja-build) command -v ninja >/dev/null ;;
     pkg-config) command -v pkg-config >/dev/null ;;
@@ -137,7 +137,7 @@ hifc_spdk() {
 hifc_sources_hash() {
   (
     cd "$hifc_repo" || exit
-    find CMakeLists.txt pyproject.toml README.md cmake driver hifc tools/hifc_admin udev docs/hifc-admin.1 docs/completion -type f \
+    find CMakeLists.txt pyproject.toml README.md cmake driver native hifc tools/hifc_admin udev docs/hifc-admin.1 docs/completion -type f \
       ! -name '*.pyc' ! -name '*.so' -print0 | sort -z | xargs -0 sha256sum
   ) | hifc_hash
 }
