@@ -8,7 +8,7 @@ at once. `backend("host")` runs the grid on the calling thread, with the GIL rel
 when it is done.
 
 Nothing is loaded at import. To add a kernel, write native/NAME.cu (native/README.md has the rules),
-add its row here, and a function that fills its struct beside those who use it.
+add its row to hifc/kernel_table.py, and a function that fills its struct beside those who use it.
 """
 
 from __future__ import annotations
@@ -27,41 +27,11 @@ import numpy as np
 import hifc
 from hifc.driver import library_path
 from hifc.errors import ConfigError, InvalidRequest, LibraryError, NotSupported
+from hifc.kernel_table import KERNELS
 
-POINTER = "<u8"  # fields of a struct that hold an address
 # Without contraction both builds round alike; a kernel that wants a fused operation calls one.
 NVRTC_OPTIONS = ("-std=c++17", "-fmad=false")
 BLOCKS_MAX = (1 << 31) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """source: file in native/; threads: of a block; args: the struct, with the names as in C."""
-
-    source: str
-    threads: int
-    args: np.dtype[Any]
-
-
-def _struct(*fields: tuple[str, str] | tuple[str, str, int]) -> np.dtype[Any]:
-    return np.dtype(list(fields), align=True)
-
-
-KERNELS: dict[str, Kernel] = {
-    "hifc_checksum": Kernel(
-        "checksum.cu",
-        256,
-        _struct(
-            ("data", POINTER),
-            ("checksums", POINTER),
-            ("part_stride_bytes", "<u8"),
-            ("part_bytes", "<u4"),
-            ("parts", "<u4"),
-            ("chunk_rows", "<u4"),
-            ("chunks", "<u4"),
-        ),
-    ),
-}
 
 
 class Backend(Protocol):

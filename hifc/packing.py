@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from hifc.errors import InvalidRequest
-from hifc.kernels import KERNELS, Backend, address_of, strided
+from hifc.kernel_table import KERNELS
+from hifc.kernels import Backend, address_of, strided
 
 # A chunk is what a block of threads takes at a time: at most this many rows of 4 KiB.
 CHUNK_ROWS_MAX = 16

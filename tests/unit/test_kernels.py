@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_backends import NAMES, back, make_backend, to
 
-from hifc import kernels, packing
+from hifc import kernel_table, kernels, packing
 from hifc.driver import library
 from hifc.errors import ConfigError, InvalidRequest, LibraryError, NotSupported
 
@@ -34,7 +34,7 @@ def test_every_kernel_is_in_the_table() -> None:
         for name, threads in re.findall(r"^HIFC_KERNEL\((\w+), ([\w:]+),", file.read_text(), re.M)
     }
     assert {(name, source) for name, _, source in found} == {
-        (name, kernel.source) for name, kernel in kernels.KERNELS.items()
+        (name, kernel.source) for name, kernel in kernel_table.KERNELS.items()
     }
 
 
@@ -94,15 +94,15 @@ def test_missing_library_names_the_fix(tmp_path: Path) -> None:
 
 
 def test_library_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = kernels.KERNELS["hifc_checksum"]
+    row = kernel_table.KERNELS["hifc_checksum"]
     for args, threads in ((np.dtype("u8"), row.threads), (row.args, 128)):
         monkeypatch.setitem(
-            kernels.KERNELS, "hifc_checksum", kernels.Kernel(row.source, threads, args)
+            kernel_table.KERNELS, "hifc_checksum", kernel_table.Kernel(row.source, threads, args)
         )
         with pytest.raises(LibraryError, match="one source"):
             kernels._host_functions.__wrapped__(kernels.kernels_path())
-    monkeypatch.setitem(kernels.KERNELS, "hifc_absent", row)
-    monkeypatch.setitem(kernels.KERNELS, "hifc_checksum", row)
+    monkeypatch.setitem(kernel_table.KERNELS, "hifc_absent", row)
+    monkeypatch.setitem(kernel_table.KERNELS, "hifc_checksum", row)
     with pytest.raises(LibraryError, match="hifc_absent"):
         kernels._host_functions.__wrapped__(kernels.kernels_path())
 
