@@ -36,4 +36,55 @@ KERNELS: dict[str, Kernel] = {
             u4="part_bytes parts chunk_rows chunks",
         ),
     ),
+    "hifc_sketch_append": Kernel(
+        "sketch.cu",
+        128,
+        _args(
+            "keys codes params",
+            i8="head_stride token_stride",
+            u4="type dim tokens start capacity",
+        ),
+    ),
+    "hifc_sketch_scores": Kernel(
+        "sketch.cu",
+        256,
+        _args(
+            "queries codes params scores",
+            i8="query_stride head_stride",
+            u4="type dim count heads kv_heads capacity length block_tokens",
+            f4="scale",
+        ),
+    ),
+    "hifc_digest_append": Kernel(
+        "digest.cu",
+        256,
+        _args(
+            "keys digests",
+            i8="head_stride token_stride",
+            u4="type dim tokens start capacity block_tokens",
+        ),
+    ),
+    "hifc_digest_scores": Kernel(
+        "digest.cu",
+        256,
+        _args(
+            "queries digests scores",
+            i8="query_stride head_stride",
+            u4="query_type digest_type dim count heads kv_heads capacity length block_tokens",
+            f4="scale",
+        ),
+    ),
+    "hifc_weights_mass": Kernel(
+        "mass.cu",
+        256,
+        _args(
+            "weights mass",
+            i8="batch_stride head_stride query_stride mass_stride",
+            u4="type batch heads queries keys block_tokens blocks_of_tile",
+            f4="scale",
+        ),
+    ),
+    "hifc_softmax_mass": Kernel(
+        "mass.cu", 256, _args("scores mass", u4="heads kv_heads token_blocks cells_of_block")
+    ),
 }
