@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hifc import verify as verify
     from hifc.blocks import BlockKeys as BlockKeys
     from hifc.blocks import BlockTable as BlockTable
     from hifc.blocks import KeyScheme as KeyScheme
@@ -66,10 +67,14 @@ _MODULES: dict[str, str] = {
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 
-__all__ = sorted(_HOME)  # noqa: PLE0605  (computed from the one table)
+_PACKAGES = {"verify"}
+
+__all__ = sorted({*_HOME, *_PACKAGES})  # noqa: PLE0605  (computed from the one table)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"hifc.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'hifc' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"hifc.{_HOME[name]}"), name)
@@ -78,4 +83,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *__all__})

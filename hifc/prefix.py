@@ -79,6 +79,12 @@ def load(stream: KVStream, tokens: Tokens) -> int:
             partial = None
 
 
+def forget(stream: KVStream, tokens: Tokens) -> None:
+    """Deletes what is stored of tokens: their full blocks and the partial one after them."""
+    _check(stream, tokens)
+    discard(stream.namespace, Op.DELETE, "key", stream.scheme.keys(tokens).array())
+
+
 def _check(stream: KVStream, tokens: Tokens) -> None:
     if stream.plan.shape.rows != 1:
         raise InvalidRequest(

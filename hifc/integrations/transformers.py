@@ -208,7 +208,7 @@ class HiFCCache(Cache):  # type: ignore[misc]
         metrics: Metrics | None = None,
     ) -> None:
         text = config.get_text_config(decoder=True)
-        self._shape = _shape_of(text, batch_size)
+        self._shape = kv_shape(text, batch_size)
         self._dtype = _dtype_of(text)
         self._identity = model_id, config
         self.metrics = Metrics() if metrics is None else metrics
@@ -314,6 +314,11 @@ class HiFCCache(Cache):  # type: ignore[misc]
         found = prefix.load(self._identified(), tokens)
         self._count()
         return found
+
+    def forget_prefix(self, token_ids: Any) -> None:
+        """Deletes the stored KV of token_ids, also what other prefixes share with them. Call it
+        when no cache uses them: one that does finds a block gone and raises."""
+        prefix.forget(self._identified(), _tokens(token_ids))
 
     # ---- memory and counters
 
@@ -426,7 +431,8 @@ class HiFCCache(Cache):  # type: ignore[misc]
 # ---- what a configuration tells
 
 
-def _shape_of(config: Any, rows: int) -> KVShape:
+def kv_shape(config: Any, rows: int) -> KVShape:
+    """What a model of this (text) configuration keeps. NotSupported: layers of other kinds."""
     kinds = sorted(set(get_layer_types_and_kwargs(config)[0]) - {"full_attention"})
     if kinds:
         raise NotSupported(

@@ -15,6 +15,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from hifc_admin.main import main
+
 LIB = Path(__file__).parents[2] / "tools/lib"
 KEYS = [
     "tokens_identical",
@@ -78,6 +80,27 @@ def test_main_job(checkpoint: Path, tmp_path: Path, device: str) -> None:
     assert 0 < result["resident_kv_bytes"] <= 0.4 * result["total_kv_bytes"]
     assert 0 < result["prefetch_hit"] <= result["total_access"]
     assert result["ttft_warm_s"] < result["ttft_cold_s"]
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_verify_a_real_model(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "text").write_text(TEXT)
+    words = ["verify", str(checkpoint), "--text", str(tmp_path / "text"), "--score", "48"]
+    words += ["--device", f"file://{tmp_path}/kv?size=4GiB", "--report", f"{tmp_path}/report.html"]
+    words += ["--resident", "0.4", "--generate", "16", "--json"]
+    assert main(words) == 0
+    data = json.loads(capsys.readouterr().out)["data"]
+    assert data["verdict"] == "PASSED"
+    assert data["read_bytes"] > data["total_bytes"]
+    stages = {stage["stage"]: stage for stage in data["stages"]}
+    assert stages["decode"]["bitwise_equal"]
+    assert stages["prefix_and_computed"]["largest_logit_difference"] <= 1e-3
+    assert stages["decode"]["perplexity"] < 10  # the text repeats itself
+    assert (tmp_path / "report.html").read_text().count("data:image/png") == 3
 
 
 @pytest.mark.model

@@ -161,6 +161,22 @@ def test_loaded_prefix_leaves_one_token(memory: Namespace) -> None:
     assert seen == [1] * 5
 
 
+def test_forgotten_prefix_is_gone(namespace: Namespace) -> None:
+    network = kv.model()
+    cache = kv.cache_of(namespace, network, 260)
+    network(PROMPT, cache=cache)
+    cache.save_prefix(PROMPT)
+    cache.save_prefix(PROMPT[:, :40])
+    cache.reset()
+    assert len(list(namespace.list())) == 5
+    cache.forget_prefix(PROMPT)
+    cache.forget_prefix(PROMPT)
+    (left,) = namespace.list()  # the eight tokens after the first block of the shorter one
+    assert cache.load_prefix(PROMPT) == 0
+    cache.forget_prefix(PROMPT[:, :40])
+    assert left.key not in {entry.key for entry in namespace.list()}
+
+
 def test_beams_do_not_take_a_loaded_prefix(memory: Namespace) -> None:
     network = kv.model()
     cache = kv.cache_of(memory, network, 260)

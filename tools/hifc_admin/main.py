@@ -21,6 +21,7 @@ from hifc_admin import (
     medium_verbs,
     namespace_verbs,
     upkeep_verbs,
+    verify_verb,
 )
 from hifc_admin.failures import failure_of
 from hifc_admin.parsing import Parser, add_common_options, refuse_ignored_options
@@ -38,6 +39,7 @@ _GROUPS = (
     install,
     doctor_verb,
     bench_verb,
+    verify_verb,
 )
 
 EXIT_CODES = """exit codes:
