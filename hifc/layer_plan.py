@@ -105,6 +105,16 @@ class StreamPlan:
         return self.block_tokens * self.shape.head_token_bytes
 
     @property
+    def head_major(self) -> bool:
+        """Within a layer [head][K|V], not [K|V][head]."""
+        return False
+
+    @property
+    def layer_parts(self) -> int:
+        """Parts of a value that belong to one layer."""
+        return 2 * self.shape.rows * self.shape.heads
+
+    @property
     def share_bytes(self) -> int:
         """One layer of one block: what a streamed read moves."""
         return self.block_tokens * self.shape.layer_token_bytes
@@ -171,18 +181,18 @@ def make_plan(
         raise ConfigError(f"max_tokens is {max_tokens}: use prompt and new tokens together")
     if slots < 2:
         raise ConfigError(f"slots is {slots}: use 2 or more, one is attended to while others load")
-    budget_bytes = _budget(resident, max_tokens * shape.token_bytes)
-    sizes = _block_sizes(shape, block_tokens)
+    room_bytes = budget_bytes(resident, max_tokens * shape.token_bytes)
+    sizes = block_sizes(shape, block_tokens)
     whole = StreamPlan(shape, max_tokens, sizes[0], tuple(range(shape.layers)), 0)
-    if whole.resident_bytes <= budget_bytes:
+    if whole.resident_bytes <= room_bytes:
         return whole
-    plans = [_fit(shape, max_tokens, tokens, slots, budget_bytes) for tokens in sizes]
+    plans = [_fit(shape, max_tokens, tokens, slots, room_bytes) for tokens in sizes]
     for plan in plans:
-        if plan.resident_bytes <= budget_bytes:
+        if plan.resident_bytes <= room_bytes:
             return plan
     least = min([*plans, whole], key=lambda plan: plan.resident_bytes)
     raise ConfigError(
-        f"resident: {budget_bytes} bytes ({budget_bytes / whole.total_bytes:.3f} of the KV) do "
+        f"resident: {room_bytes} bytes ({room_bytes / whole.total_bytes:.3f} of the KV) do "
         f"not hold {slots} layers and the tails of {shape.layers}: the least for {max_tokens} "
         f"tokens is {least.resident_bytes} bytes, resident={_ceil3(least.ratio)}"
     )
@@ -198,7 +208,8 @@ def round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def _budget(resident: float | int | str, total_bytes: int) -> int:
+def budget_bytes(resident: float | int | str, total_bytes: int) -> int:
+    """What a ratio, or bytes, or a text of bytes, allows of total_bytes."""
     if isinstance(resident, bool):
         raise ConfigError(f"resident: {resident!r} is neither a ratio nor bytes")
     if isinstance(resident, float):
@@ -208,7 +219,7 @@ def _budget(resident: float | int | str, total_bytes: int) -> int:
     return parse_size(resident, "resident")
 
 
-def _block_sizes(shape: KVShape, block_tokens: int | None) -> list[int]:
+def block_sizes(shape: KVShape, block_tokens: int | None) -> list[int]:
     """Block lengths to try, longest first."""
     unit = shape.page_tokens
     if block_tokens is None:

@@ -109,7 +109,7 @@ def _save_blocks(stream: KVStream, keys: BlockKeys, first: int, end: int) -> Non
     if end > len(keys.full):
         padded = round_up(keys.partial_tokens, shape.page_tokens)
         reserve["length"][-1] = padded * shape.token_bytes
-    reserve["part_count"] = shape.layers * 2 * shape.heads
+    reserve["part_count"] = shape.layers * stream.plan.layer_parts
     missing = np.flatnonzero(namespace.lookup(names) != Answer.OK)
     if not missing.size:
         return

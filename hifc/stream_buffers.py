@@ -12,6 +12,7 @@ import torch
 
 from hifc.errors import HiFCError, NoSpace, WaitTimeout
 from hifc.layer_plan import StreamPlan
+from hifc.memory import ByteArray
 from hifc.namespace import Namespace
 from hifc.request import Answer, Op, make_requests
 from hifc.ticket import Ticket
@@ -26,23 +27,32 @@ Requests = npt.NDArray[np.void]
 
 
 class KVBuffer:
-    """K and V of one layer in pool memory: `kv` is [2, rows * heads, tokens, dim], `keys` and
-    `values` are [rows, heads, tokens, dim] views of it. `offset` is its place in pool 0."""
+    """K and V of one layer in pool memory: `kv` is [2, rows * heads, tokens, dim], in a head-major
+    plan [rows * heads, 2, tokens, dim]; `keys` and `values` are [rows, heads, tokens, dim] views
+    of it. `offset` is its place in pool 0. memory: a piece of the pool, None takes a new one."""
 
     __slots__ = ("keys", "kv", "offset", "values")
 
     def __init__(
-        self, namespace: Namespace, plan: StreamPlan, tokens: int, dtype: torch.dtype
+        self,
+        namespace: Namespace,
+        plan: StreamPlan,
+        tokens: int,
+        dtype: torch.dtype,
+        memory: ByteArray | None = None,
     ) -> None:
         shape = plan.shape
-        memory = namespace.buffer(tokens * shape.layer_token_bytes)
+        if memory is None:
+            memory = namespace.buffer(tokens * shape.layer_token_bytes)
         self.offset = namespace.offset(memory)
         # A tensor that is made in inference mode could not be written outside of it.
         with torch.inference_mode(False):
             flat = torch.from_numpy(memory).view(dtype)
-            self.kv = flat.view(2, shape.rows * shape.heads, tokens, shape.head_dim)
-            four = self.kv.view(2, shape.rows, shape.heads, tokens, shape.head_dim)
-            self.keys, self.values = four[0], four[1]
+            lanes = shape.rows * shape.heads
+            order = (lanes, 2) if plan.head_major else (2, lanes)
+            self.kv = flat.view(*order, tokens, shape.head_dim)
+            sides = self.kv.transpose(0, 1) if plan.head_major else self.kv
+            self.keys, self.values = sides.unflatten(1, (shape.rows, shape.heads)).unbind(0)
 
 
 class Slot:

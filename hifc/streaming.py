@@ -50,6 +50,8 @@ LEASE_RENEW_S = 200.0
 class LayerStream:
     """The KV of one batch of sequences, in a namespace."""
 
+    wraps = True  # after the last layer the first ones are loaded for the next forward
+
     def __init__(
         self, namespace: Namespace, plan: StreamPlan, dtype: torch.dtype, scheme: KeyScheme
     ) -> None:
@@ -215,7 +217,10 @@ class LayerStream:
         rest = end - full * block
         if rest:
             tail.kv.narrow(2, 0, rest).copy_(buffer.kv.narrow(2, full * block, rest))
-        self._write(part, slot, first, full)
+        requests = self.block_requests(
+            Op.WRITE, buffer.offset, self.plan.capacity_tokens, first, full
+        )
+        slot.writes.append(self.write(part, first, full, requests))
         return buffer
 
     # ---- loads
@@ -275,6 +280,8 @@ class LayerStream:
             if len(self._ahead) >= len(self.streamed):
                 return
             if part >= len(self.streamed):
+                if not self.wraps:
+                    return
                 part -= len(self.streamed)
             blocks = self.lengths[self.streamed[part]] // self.plan.block_tokens
             if blocks == 0 or (blocks > self.committed and self._commit is None):
@@ -322,28 +329,28 @@ class LayerStream:
 
     # ---- writes
 
-    def _write(self, part: int, slot: Slot, first: int, end: int) -> None:
-        """Writes part's share of the blocks [first, end), which have become full, from its slot."""
+    def write(
+        self, part: int, first: int, end: int, requests: Requests
+    ) -> tuple[Ticket, Requests]:
+        """Writes part's share of the blocks [first, end), which have become full: requests, which
+        name the memory. What they read must stay as it is until the ticket is done."""
         share = self.plan.share_bytes
         if part == 0:
             self._finish_commit()
             self._reserve(first, end)
-        requests = self.block_requests(
-            Op.WRITE, slot.buffer.offset, self.plan.capacity_tokens, first, end
-        )
         requests["handle"] = self._handles[first:end]
         requests["value_offset"] = part * share
         ticket = self.namespace.submit(requests)
         if (requests["status"] == Answer.RETRY).any():
             # The commit that follows must find every write on its way.
             settle(self.namespace, ticket, requests, "write")
-        slot.writes.append((ticket, requests))
         self.written_bytes += (end - first) * share
         self._parts_written += 1
         if self._parts_written == len(self.streamed):
             commit = make_requests(end - first, Op.COMMIT)
             commit["handle"] = self._handles[first:end]
             self._commit = (self.namespace.submit(commit), commit)
+        return ticket, requests
 
     def _reserve(self, first: int, end: int) -> None:
         """Room for the blocks [first, end), all streamed layers."""
@@ -352,7 +359,7 @@ class LayerStream:
         requests["cls"] = BlockClass.SWAP
         requests["key"] = self.keys[first:end] = self._swap_keys(first, end)
         requests["length"] = len(self.streamed) * plan.share_bytes
-        requests["part_count"] = len(self.streamed) * 2 * plan.shape.rows * plan.shape.heads
+        requests["part_count"] = len(self.streamed) * plan.layer_parts
         ticket = self.namespace.submit(requests)
         try:
             settle(self.namespace, ticket, requests, "reserve")
