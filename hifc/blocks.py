@@ -291,6 +291,11 @@ class BlockTable:
         blocks = self._sequences.get(sequence, {}).values()
         return sorted(blocks, key=lambda block: block.depth)
 
+    @property
+    def resident_count(self) -> int:
+        """How many have their bytes in memory."""
+        return len(self._resident)
+
     def residents(self) -> list[KVBlock]:
         """Blocks whose bytes are in memory."""
         return list(self._resident.values())

@@ -148,7 +148,7 @@ class HiFC:
                 self.metrics.add("miss")
                 return None
             resident = block.resident
-            self.classifier.observe(resident)
+            self.classifier.observe(resident, self.blocks.resident_count)
             if resident:
                 self.metrics.add("hit")
                 if name in self._prefetched:

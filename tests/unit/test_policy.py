@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from hifc.blocks import KVBlock
-from hifc.classifier import HotColdClassifier
 from hifc.errors import ConfigError, InvalidRequest
 from hifc.policy import HiFCPolicy, LRUPolicy, coldest, make_policy, victims
 from hifc.prefetch import HiFCPrefetcher
@@ -173,27 +172,6 @@ def test_policy_by_name() -> None:
         make_policy("x", 0.1)
     with pytest.raises(ConfigError, match="lambda"):
         HiFCPolicy(float("nan"))
-
-
-def test_hot_ratio_follows_the_hit_rate() -> None:
-    classifier = HotColdClassifier()
-    assert classifier.hot_count(100) == 30
-    steps = []
-    for _ in range(200):
-        before = classifier.hot_ratio
-        classifier.observe(hit=False)
-        steps.append(abs(classifier.hot_ratio - before))
-    assert classifier.hot_ratio == classifier.hot_ratio_max
-    assert max(steps) <= classifier.gain  # damped
-    for _ in range(2000):
-        classifier.observe(hit=True)
-    assert classifier.hot_ratio == classifier.hot_ratio_min
-
-
-def test_watermark() -> None:
-    classifier = HotColdClassifier(watermark=0.15)
-    assert not classifier.should_offload(85, 100)
-    assert classifier.should_offload(86, 100)
 
 
 def test_prefetcher_follows_the_trend() -> None:
