@@ -25,8 +25,9 @@ from hifc.request import Answer
 
 @dataclass(slots=True)
 class Placement:
-    """Where each buffer of a batch stands in pool 0; -1 where there was no room."""
+    """Where each buffer of a batch stands: pool and offset, which is -1 where there was no room."""
 
+    pools: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
     keep: object
@@ -59,23 +60,25 @@ def place(handle: Handle, buffers: Any, count: int, *, writable: bool) -> Placem
     found = memories_of(buffers, count)
     if isinstance(found, Memory):
         row = found.size_bytes // count if count else 0
-        base = handle.pool_offset(found, on_page=not writable)
+        pool, base = handle.locate(found, on_page=not writable)
         if row % PAGE_BYTES and count > 1 and not writable:
             base = -1
         check_value(found, row, writable)
         if base >= 0:
+            pools = np.full(count, pool, dtype=np.int64)
             offsets = base + row * np.arange(count, dtype=np.int64)
-            return Placement(offsets, np.full(count, row, dtype=np.int64), buffers)
+            return Placement(pools, offsets, np.full(count, row, dtype=np.int64), buffers)
         found = [
             Memory(found.address + i * row, row, found.readonly, buffers) for i in range(count)
         ]
     for memory in found:
         check_value(memory, memory.size_bytes, writable)
-    offsets = np.array(
-        [handle.pool_offset(memory, on_page=not writable) for memory in found], dtype=np.int64
-    )
+    places = np.array(
+        [handle.locate(memory, on_page=not writable) for memory in found], dtype=np.int64
+    ).reshape(-1, 2)
+    pools, offsets = places[:, 0], places[:, 1]
     sizes = np.array([memory.size_bytes for memory in found], dtype=np.int64)
-    placement = Placement(offsets, sizes, buffers)
+    placement = Placement(pools, offsets, sizes, buffers)
     outside = np.flatnonzero(offsets < 0)
     if outside.size:
         _allocate(handle, placement, outside, found)
@@ -118,14 +121,14 @@ def _allocate(
 
 def stage(
     handle: Handle, memory: Memory, size_bytes: int, *, writable: bool
-) -> tuple[int, ByteArray | None]:
-    """Offset in the pool of the first size_bytes of memory, and, where it lies elsewhere, the
-    pool memory that stands in for it. Called inside the handle. Copies nothing."""
-    offset = handle.pool_offset(memory, on_page=not writable)
+) -> tuple[int, int, ByteArray | None]:
+    """Pool and offset of the first size_bytes of memory, and, where it lies elsewhere, the pool
+    memory that stands in for it. Called inside the handle. Copies nothing."""
+    pool, offset = handle.locate(memory, on_page=not writable)
     if offset >= 0:
-        return offset, None
+        return pool, offset, None
     room = handle.buffer(size_bytes)
-    return handle.offset_of(room), room
+    return 0, handle.offset_of(room), room
 
 
 def copy_in(handle: Handle, placement: Placement) -> None:
@@ -141,6 +144,7 @@ def copy_in(handle: Handle, placement: Placement) -> None:
 
 def copy_out(handle: Handle, placement: Placement, requests: npt.NDArray[np.void]) -> None:
     """After a get: bytes from the pool to the caller; a corrupt value leaves zeros."""
+    handle.written(placement.pools)
     total = 0
     for index, memory in placement.bounced:
         status = int(requests["status"][index])

@@ -102,6 +102,7 @@ class Calls:
         self, requests: npt.NDArray[np.void], placement: batch.Placement, on_done: Any = None
     ) -> Ticket:
         """Submits the requests whose buffer has a place; the others are answered Retry."""
+        requests["pool"] = placement.pools
         requests["buffer_offset"] = np.maximum(placement.offsets, 0)
         placed = np.flatnonzero(placement.offsets >= 0)
         sent = requests if placed.size == requests.size else requests[placed]
@@ -174,10 +175,11 @@ class Calls:
         handle = self._handle
         handle.enter()
         try:
-            offset, room = batch.stage(handle, memory, memory.size_bytes, writable=False)
+            pool, offset, room = batch.stage(handle, memory, memory.size_bytes, writable=False)
             if room is not None:
                 copy_memory(handle.pool_base + offset, memory.address, memory.size_bytes)
                 handle.count_bounce(memory.size_bytes)
+            request.pool = pool
             request.buffer_offset = offset
             request.length = memory.size_bytes
             return self._call(request, (memory, room))
@@ -194,9 +196,10 @@ class Calls:
         handle = self._handle
         handle.enter()
         try:
-            offset, room = batch.stage(handle, target, size, writable=True)
+            pool, offset, room = batch.stage(handle, target, size, writable=True)
             request = Request(
                 op=Op.GET,
+                pool=pool,
                 buffer_offset=offset,
                 value_offset=offset_bytes,
                 length=length_bytes,
@@ -210,6 +213,7 @@ class Calls:
                 raise
             if answer != Answer.OK:
                 return answer
+            handle.written((pool,))
             length = length_bytes or request.value_length
             if room is not None:
                 copy_memory(target.address, handle.pool_base + offset, length)

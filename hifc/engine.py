@@ -24,6 +24,7 @@ import numpy as np
 
 from hifc import codec
 from hifc import policy as policies
+from hifc.bar import BarProvider
 from hifc.blocks import BlockTable, KVBlock
 from hifc.calls import DELAY_MAX_S, DELAY_MIN_S, RETRY_WAIT_S
 from hifc.classifier import HotColdClassifier
@@ -58,13 +59,15 @@ class HiFC:
     """Opens the namespace that the configuration names and keeps KV blocks in it and in memory.
 
     config: a Config, a mapping, or the path of a YAML file. policy: what decides which blocks
-    leave memory; by default the one that the configuration names.
+    leave memory; by default the one that the configuration names. bar: where staging gpu takes its
+    memory from, by default GDRCopy. What staging auto came to stands in `namespace.staging`.
     """
 
     def __init__(
         self,
         config: Config | Mapping[str, Any] | str | Path,
         policy: HiFCPolicy | None = None,
+        bar: BarProvider | None = None,
     ) -> None:
         self.config = Config.load(config)
         self.policy = policy or policies.make_policy(self.config.policy, self.config.decay_lambda)
@@ -89,7 +92,7 @@ class HiFC:
         self._pending_bytes = 0  # of prefetches under way
         self._absent: dict[bytes, None] = {}  # reuse blocks known and not resident, oldest first
         self._limit_bytes = self.config.memory_budget - self.config.memory_reserved
-        self.namespace = open_namespace(self.config)
+        self.namespace = open_namespace(self.config, bar)
         self._gauges()
         self._publisher = Publisher(self)
 
@@ -540,17 +543,18 @@ class HiFC:
         return 0.0
 
 
-def open_namespace(config: Config) -> Namespace:
+def open_namespace(config: Config, bar: BarProvider | None = None) -> Namespace:
     """Opens, and formats where the configuration says so, the namespace of a configuration.
 
-    The pool has room for the memory budget and the swap buffer, if pool_size is smaller.
+    The pool has room for the memory budget and the swap buffer, if pool_size is smaller. Staging
+    gpu takes swap_buffer_size of bar.
     """
     if not config.device:
         raise ConfigError("device: missing; e.g. file:///var/lib/hifc/kv?size=8GiB")
     if config.format == "always":
         _format(config, force=True)
     try:
-        return _open(config)
+        return _open(config, bar)
     except FormatError:
         if config.format != "if_missing":
             raise
@@ -559,7 +563,7 @@ def open_namespace(config: Config) -> Namespace:
         if config.format != "if_missing" or error.code != -errno.ENOENT:
             raise
     _format(config, force=False)
-    return _open(config)
+    return _open(config, bar)
 
 
 def _format(config: Config, force: bool) -> None:
@@ -568,7 +572,7 @@ def _format(config: Config, force: bool) -> None:
     )
 
 
-def _open(config: Config) -> Namespace:
+def _open(config: Config, bar: BarProvider | None) -> Namespace:
     return Namespace.open(
         config.device,
         read_only=config.read_only,
@@ -585,6 +589,9 @@ def _open(config: Config) -> Namespace:
         command_timeout_ms=config.command_timeout_ms,
         spin_us=config.spin_us,
         owner_socket=config.owner_socket,
+        staging=config.staging,
+        staging_size=config.swap_buffer_size,
+        bar=bar,
     )
 
 

@@ -19,7 +19,8 @@ import os
 import threading
 import time
 import weakref
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 from hifc import driver
 from hifc.driver import PAGE_BYTES
@@ -43,6 +44,15 @@ _OPEN, _CLOSING, _CLOSED = range(3)
 _OP_ABORT = 7
 
 
+class Pool(NamedTuple):
+    """Memory that requests may name: pool 0, and what was registered beside it."""
+
+    number: int
+    base: int
+    size_bytes: int
+    flush: Callable[[], None] | None  # to be called after the device wrote to it
+
+
 class Handle:
     """An open struct hifc_ns. Thread-safe."""
 
@@ -59,6 +69,8 @@ class Handle:
         size = ctypes.c_uint64()
         self.pool_base: int = lib.hifc_pool_base(pointer, 0, ctypes.byref(size)) or 0
         self.pool_size_bytes: int = size.value
+        self._pools: tuple[Pool, ...] = (Pool(0, self.pool_base, self.pool_size_bytes, None),)
+        self.at_close: list[Callable[[], None]] = []  # run once nothing is in flight any more
         self._condition = threading.Condition(threading.RLock())
         self._state = _OPEN
         self._inside = 0
@@ -104,7 +116,7 @@ class Handle:
         with self._condition:
             self.bounce_bytes += size_bytes
 
-    # ---- memory of pool 0
+    # ---- memory
 
     def buffer(self, size_bytes: int) -> ByteArray:
         """Page-aligned uint8 array over pool memory, freed when it and all its views died.
@@ -152,15 +164,35 @@ class Handle:
         """Offset within pool 0 of an array made by `buffer`."""
         return int(array.__array_interface__["data"][0]) - self.pool_base
 
-    def pool_offset(self, memory: Memory, *, on_page: bool) -> int:
-        """Offset of memory within pool 0, or -1 if it is not pool memory.
+    def locate(self, memory: Memory, *, on_page: bool) -> tuple[int, int]:
+        """The pool that memory lies in and its offset there; (0, -1) if it is not pool memory.
 
         on_page: what does not begin on a page does not count, since a device cannot read it.
         """
-        offset = memory.address - self.pool_base
-        if offset < 0 or offset + memory.size_bytes > self.pool_size_bytes:
-            return -1
-        return -1 if on_page and offset % PAGE_BYTES else offset
+        for pool in self._pools:
+            offset = memory.address - pool.base
+            if offset >= 0 and offset + memory.size_bytes <= pool.size_bytes:
+                return (0, -1) if on_page and offset % PAGE_BYTES else (pool.number, offset)
+        return 0, -1
+
+    def add_pool(self, base: int, size_bytes: int, flush: Callable[[], None] | None) -> int:
+        """Makes memory a pool that the device reads and writes; returns its number. flush: what
+        is to be called after the device wrote to it."""
+        number = ctypes.c_uint32()
+        self.lib.hifc_pool_register(self.pointer, base, size_bytes, ctypes.byref(number))
+        self._pools = (*self._pools, Pool(number.value, base, size_bytes, flush))
+        return number.value
+
+    def remove_pool(self, number: int) -> None:
+        """What add_pool added; no request may use it any more."""
+        self._pools = tuple(pool for pool in self._pools if pool.number != number)
+        self.lib.hifc_pool_unregister(self.pointer, number)
+
+    def written(self, pool_numbers: Collection[int]) -> None:
+        """The device has written to these pools: what reads them next shall see it."""
+        for pool in self._pools:
+            if pool.flush is not None and pool.number in pool_numbers:
+                pool.flush()
 
     def _buffer_died(self, offset: int) -> None:
         self._freed.append(offset)
@@ -281,7 +313,10 @@ class Handle:
             self.lib.hifc_pool_disown(self.pointer, ctypes.byref(base), ctypes.byref(size))
             kept = (base.value or 0, size.value)
         try:
-            self.lib.hifc_close(self.pointer)
+            with contextlib.ExitStack() as last:
+                last.callback(self.lib.hifc_close, self.pointer)
+                for release in self.at_close:
+                    last.callback(release)
         finally:
             self.pointer = 0
             if kept is not None:

@@ -22,6 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hifc import batch, driver
+from hifc import staging as stagings
+from hifc.bar import BarProvider
 from hifc.calls import DELAY_MAX_S, DELAY_MIN_S, RETRY_WAIT_S, Calls, parts_of
 from hifc.driver import ENTRY, EVENT, REQUEST, Request
 from hifc.errors import (
@@ -45,6 +47,7 @@ from hifc.request import (
     make_requests,
 )
 from hifc.reservation import Lease, Reservation
+from hifc.staging import Staging
 from hifc.stats import (
     CheckResult,
     Health,
@@ -82,8 +85,9 @@ class Events(NamedTuple):
 class Namespace(Calls):
     """An open namespace. Made by `Namespace.open`; a context manager that closes it."""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handle, staging: Staging) -> None:
         super().__init__(handle)
+        self.staging = staging  # where bytes wait, and why there
         self._finalizer = weakref.finalize(self, close_quietly, handle)
 
     # ---- format, open, close
@@ -116,20 +120,32 @@ class Namespace(Calls):
         read_only: bool = False,
         drive: str = "reactor",
         pool_size: int | str = "64MiB",
+        staging: str = "auto",
+        staging_size: int | str = "32MiB",
+        bar: BarProvider | None = None,
         **options: Unpack[OpenOptions],
     ) -> Namespace:
         """Opens the namespace on the device that uri names, and owns the device until close.
 
         drive: "reactor" (a thread polls) or "inline" (whoever waits polls; no asyncio).
-        pool_size: memory for buffers. FormatError: no namespace there. DeviceBusy: another
-        process owns the device. NotPermitted: with the fix.
+        pool_size: memory for buffers. staging: where bytes wait (hifc.staging), auto, gpu, pinned
+        or host; gpu takes staging_size of bar, by default by GDRCopy. FormatError: no namespace
+        there. DeviceBusy: another process owns the device. NotPermitted: with the fix.
+        NotSupported: a staging that was asked for by name cannot be had.
         """
         opts = open_opts(read_only, drive, pool_size, options)
+        staging_bytes = parse_size(staging_size, "staging_size")
+        stagings.check(staging, uri, bar)
         lib = driver.library()
         pointer = ctypes.c_void_p()
         lib.hifc_open(uri.encode(), ctypes.byref(opts), ctypes.byref(pointer))
         assert pointer.value is not None
-        return cls(Handle(lib, pointer.value, uri, reactor=drive == "reactor"))
+        handle = Handle(lib, pointer.value, uri, reactor=drive == "reactor")
+        try:
+            return cls(handle, stagings.attach(handle, staging, bar, staging_bytes))
+        except BaseException:
+            close_quietly(handle)
+            raise
 
     def close(self) -> None:
         """Waits for what is in flight, seals, releases the device. Idempotent.
@@ -181,11 +197,12 @@ class Namespace(Calls):
             self._handle.leave()
 
     def offset(self, array: Buffer) -> int:
-        """Where an array made by `buffer`, or a view of it, stands in pool 0: the buffer_offset of
-        prepared requests. InvalidRequest: it is other memory."""
-        offset = self._handle.pool_offset(memory_of(array), on_page=False)
+        """Where an array made by `buffer` or `staging.buffer`, or a view of it, stands in its pool,
+        0 or `staging.pool`: the buffer_offset of prepared requests. InvalidRequest: it is other
+        memory."""
+        _, offset = self._handle.locate(memory_of(array), on_page=False)
         if offset < 0:
-            raise InvalidRequest("this array does not lie in the pool: make it with ns.buffer(...)")
+            raise InvalidRequest("this array does not lie in a pool: make it with ns.buffer(...)")
         return offset
 
     # ---- one value

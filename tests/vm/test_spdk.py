@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import queue
 import signal
@@ -20,7 +21,9 @@ import load
 import numpy as np
 import pytest
 
-from hifc import DeviceBusy, DeviceError, HiFCError, Namespace
+from hifc import DeviceBusy, DeviceError, HiFC, HiFCError, Namespace
+from hifc.bar import PciBarProvider
+from hifc.ticket import Ticket
 from vm.pci import Drive, PciDevice, wait_until
 from vm.qmp import Qmp
 
@@ -158,17 +161,69 @@ def test_health_over_the_admin_queue(bound: Drive) -> None:
     assert after.host_write_commands > before.host_write_commands
 
 
-def test_values_move_between_the_drive_and_a_bar(bound: Drive, addresses: dict[str, str]) -> None:
-    device = PciDevice(addresses["bar-device"])
-    device.enable(True)
-    try:
-        done = subprocess.run(
-            ["bar", bound.uri, device.path / "resource2"],
-            capture_output=True, text=True, timeout=LINE_TIMEOUT_S, check=False,
-        )  # fmt: skip
-    finally:
-        device.enable(False)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture
+def bar(addresses: dict[str, str]) -> PciDevice:
+    """A second PCI device with a BAR of memory; it stands in for a GPU."""
+    return PciDevice(addresses["bar-device"])
+
+
+def assert_done(ticket: Ticket) -> None:
+    assert ticket.wait(LINE_TIMEOUT_S)
+    assert (ticket.answers == 0).all()
+
+
+@contextmanager
+def seen_by_others(device: PciDevice) -> Iterator[np.ndarray]:
+    """The BAR's memory through a mapping of its own, which neither HiFC nor SPDK knows of."""
+    with (device.path / "resource2").open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+        view = np.frombuffer(mapping, dtype=np.uint8)
+        yield view
+        del view
+
+
+def test_values_move_between_the_drive_and_a_bar(bound: Drive, bar: PciDevice) -> None:
+    count, length = 8, 512 << 10
+    data = np.stack([value(length + number) for number in range(count)])[:, :length]
+    keys = [key(number) for number in range(count)]
+    Namespace.format(bound.uri, segment_size=SEGMENT, force=True)
+    provider = PciBarProvider(bar.bdf, "resource2")
+    with (
+        Namespace.open(bound.uri, staging="gpu", staging_size="8MiB", bar=provider) as ns,
+        seen_by_others(bar) as seen,
+    ):
+        source = ns.staging.buffer(count * length).reshape(count, length)
+        at = ns.offset(source)
+        seen[at : at + source.size] = data.reshape(-1)
+        assert_done(ns.put_many(keys, source, parts=4))
+        seen[:] = 0
+        back = ns.buffer(count * length).reshape(count, length)
+        assert_done(ns.get_many(keys, back))
+        assert (back == data).all()  # so the drive had read the BAR
+
+        target = ns.staging.buffer(count * length // 2).reshape(count // 2, length)
+        at = ns.offset(target)
+        assert_done(ns.get_many(keys[:4], target))
+        assert (seen[at : at + target.size] == data[:4].reshape(-1)).all()
+        part = ns.staging.buffer(length // 4)
+        assert ns.get_range(keys[7], length // 2, length // 4, out=part) is not None
+        at = ns.offset(part)
+        assert (seen[at : at + part.size] == data[7, length // 2 : length * 3 // 4]).all()
+        assert ns.stats().bounce_bytes == 0  # no byte was copied in memory on any of these ways
+        del source, target, part
+    assert bar.read("enable") == "0"
+
+
+def test_auto_staging_takes_the_bar_where_the_drive_reaches_it(
+    bound: Drive, bar: PciDevice
+) -> None:
+    config = {"device": bound.uri, "format": "always", "memory_budget": "4MiB"}
+    config |= {"swap_buffer_size": "2MiB", "pool_size": "8MiB", "segment_size": SEGMENT}
+    with HiFC(config, bar=PciBarProvider(bar.bdf, "resource2_wc")) as engine:
+        assert engine.namespace.staging.kind == "gpu"
+        memory = engine.namespace.staging.buffer(4097)
+        memory[:] = value(4097)
+        engine.namespace.put(key(1), memory)
+        assert (engine.namespace.get(key(1)) == value(4097)).all()
 
 
 # ---- what is refused

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where bytes wait between a device and attention: the memory that a namespace stages in.
+
+`host` is the buffer pool. `pinned` is the same pool, which a GPU's kernels reach as well. `gpu` is
+memory of a device behind a PCI BAR, a second pool that the drive reads and writes peer to peer, so
+host memory sees none of it; a fixed one, since only registered memory can be reached. `auto` takes
+the best that works for a GPU that the process uses already, and says in `reason` what it passed
+over; a kind asked for by name is taken or raises. Any thread; numbers as of docs/devices.md.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import contextlib
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from hifc import cuda
+from hifc.bar import MAP_BYTES, BarMemory, BarProvider, align_up
+from hifc.errors import (
+    BufferExhausted,
+    ClosedError,
+    ConfigError,
+    HiFCError,
+    InvalidRequest,
+    NotSupported,
+)
+from hifc.gdrcopy import GdrCopyProvider
+from hifc.memory import Buffer, ByteArray, Span, memory_of
+from hifc.units import format_size, page_up
+
+if TYPE_CHECKING:
+    from hifc.handle import Handle
+
+KINDS = ("auto", "gpu", "pinned", "host")
+# Schemes of devices whose transfers may go to a BAR: a drive by DMA, memory by the CPU's copy. The
+# kernel moves what goes to files and sockets, and refuses or copies memory of a BAR.
+REACHES_BAR = ("spdk", "ram")
+
+
+class Staging:
+    """Memory of an open namespace in which bytes wait; of this class where it is `host`."""
+
+    kind = "host"
+
+    def __init__(self, handle: Handle, reason: str) -> None:
+        self._handle = handle
+        self.reason = reason  # why it is of this kind
+        self.pool = 0  # its number, for the `pool` field of prepared requests
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({self.reason})"
+
+    def buffer(self, size_bytes: int) -> ByteArray:
+        """A page-aligned uint8 array of shape (size_bytes,), freed when it and its views died;
+        contents start undefined. BufferExhausted: there is no room."""
+        return self._handle.buffer(size_bytes)
+
+    def gpu_address(self, array: Buffer) -> int:
+        """Where kernels of the GPU see an array made by buffer, or a view of one. NotSupported:
+        no GPU does."""
+        raise NotSupported(
+            f"staging of {self._handle.uri} is {self}: no GPU sees it; set staging to gpu or pinned"
+        )
+
+    def flush(self) -> None:
+        """Returns once what the drive has written is visible to kernels that start later. Get and
+        get_many have called it; to be called once a ticket of prepared requests is done."""
+
+    def _offset(self, array: Buffer) -> int:
+        if self._handle.closed:
+            raise ClosedError(f"{self._handle.uri} is closed: no GPU sees its staging any more")
+        pool, offset = self._handle.locate(memory_of(array), on_page=False)
+        if offset < 0 or pool != self.pool:
+            raise InvalidRequest(f"this array is not staging memory of {self._handle.uri}")
+        return offset
+
+
+class PinnedStaging(Staging):
+    """The buffer pool, registered with a GPU."""
+
+    kind = "pinned"
+
+    def __init__(self, handle: Handle, reason: str, gpu: cuda.Gpu) -> None:
+        super().__init__(handle, reason)
+        self._gpu = gpu
+        try:
+            self._seen_at = gpu.register(handle.pool_base, handle.pool_size_bytes)
+        except BaseException:
+            gpu.close()
+            raise
+        handle.at_close.append(self._release)
+
+    def gpu_address(self, array: Buffer) -> int:
+        """As Staging.gpu_address."""
+        return self._seen_at + self._offset(array)
+
+    def _release(self) -> None:
+        try:
+            self._gpu.unregister(self._handle.pool_base)
+        finally:
+            self._gpu.close()
+
+
+class GpuStaging(Staging):
+    """A pool in a device's memory. Arrays outlive the namespace: the mapping then stays as long."""
+
+    kind = "gpu"
+
+    def __init__(self, handle: Handle, reason: str, bar: BarProvider, size_bytes: int) -> None:
+        super().__init__(handle, reason)
+        self._name = bar.name
+        memory = bar.map(size_bytes)
+        try:
+            self.pool = handle.add_pool(memory.address, memory.size_bytes, memory.flush)
+        except HiFCError as error:
+            memory.release()
+            raise NotSupported(
+                f"{handle.uri} cannot reach the memory of {bar.name}: {error}; peer to peer needs "
+                "the drive on vfio-pci, behind an IOMMU that is on (hifc-admin doctor), and a "
+                "kernel whose VFIO maps memory of other devices (vfio_iommu_type1)"
+            ) from error
+        self._memory: BarMemory | None = memory  # None once closed; arrays keep it longer
+        self._lock = threading.Lock()
+        self._extents = Extents(memory.size_bytes)
+        self._freed: collections.deque[int] = collections.deque()
+        handle.at_close.append(self._release)
+
+    def buffer(self, size_bytes: int) -> ByteArray:
+        """As Staging.buffer. The CPU reads such memory slowly: leave it to the GPU."""
+        if size_bytes < 1:
+            raise InvalidRequest(f"a buffer has 1 byte or more, not {size_bytes}")
+        self._handle.enter()
+        try:
+            with self._lock:
+                while self._freed:
+                    self._extents.give(self._freed.popleft())
+                offset = self._extents.take(page_up(size_bytes))
+            memory = self._memory
+            assert memory is not None
+        finally:
+            self._handle.leave()
+        if offset is None:
+            raise BufferExhausted(
+                f"no {size_bytes} contiguous bytes left of {format_size(memory.size_bytes)} of "
+                f"staging on {self._name}: drop arrays, or raise swap_buffer_size"
+            )
+        span = Span(memory.address + offset, size_bytes, memory)
+        weakref.finalize(span, self._freed.append, offset).atexit = False
+        return span.array()
+
+    def gpu_address(self, array: Buffer) -> int:
+        """As Staging.gpu_address."""
+        offset, memory = self._offset(array), self._memory
+        if memory is None or not memory.gpu_address:
+            return super().gpu_address(array)
+        return memory.gpu_address + offset
+
+    def flush(self) -> None:
+        """As Staging.flush."""
+        self._handle.written((self.pool,))
+
+    def _release(self) -> None:
+        try:
+            self._handle.remove_pool(self.pool)
+        finally:
+            self._memory = None
+
+
+class Extents:
+    """Free ranges of [0, size_bytes), first fit. No two neighbours are both free."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._free = [(0, size_bytes)]  # offset and size, by offset
+        self._taken: dict[int, int] = {}
+
+    def take(self, size_bytes: int) -> int | None:
+        """Offset of a range that is free no longer; None where none is large enough."""
+        for index, (offset, room) in enumerate(self._free):
+            if room >= size_bytes:
+                rest = [(offset + size_bytes, room - size_bytes)] if room > size_bytes else []
+                self._free[index : index + 1] = rest
+                self._taken[offset] = size_bytes
+                return offset
+        return None
+
+    def give(self, offset: int) -> None:
+        """Frees what take gave."""
+        size = self._taken.pop(offset)
+        index = bisect.bisect(self._free, (offset, 0))
+        if index < len(self._free) and self._free[index][0] == offset + size:
+            size += self._free.pop(index)[1]
+        if index > 0 and sum(self._free[index - 1]) == offset:
+            index -= 1
+            first, before = self._free.pop(index)
+            offset, size = first, before + size
+        self._free.insert(index, (offset, size))
+
+
+def check(kind: str, uri: str, bar: BarProvider | None) -> None:
+    """What can be said before the device is opened. ConfigError, NotSupported, NotPermitted: a kind
+    asked for by name cannot be had, with the fix."""
+    if kind not in KINDS:
+        raise ConfigError(f"staging: {kind!r} is none of {', '.join(KINDS)}")
+    if bar is not None and kind in ("host", "pinned"):
+        raise ConfigError(f"staging: a bar was given, but {kind} was asked for; use gpu or auto")
+    if kind == "gpu":
+        _check_bar(uri, bar or GdrCopyProvider())
+    if kind == "pinned":
+        cuda.gpu().close()
+
+
+def _check_bar(uri: str, bar: BarProvider) -> None:
+    scheme = uri.partition("://")[0]
+    if scheme not in REACHES_BAR:
+        raise NotSupported(
+            f"staging gpu wants a drive that this process drives itself, spdk://BDF, not {scheme}: "
+            "the kernel moves its bytes and reaches no memory of another device; use staging "
+            "pinned, or bind the drive: hifc-admin bind"
+        )
+    bar.check()
+
+
+def attach(handle: Handle, kind: str, bar: BarProvider | None, size_bytes: int) -> Staging:
+    """The staging memory of a namespace that has just been opened. Errors as for check."""
+    size_bytes = max(MAP_BYTES, align_up(size_bytes, MAP_BYTES))
+    if kind == "gpu":
+        return GpuStaging(handle, "asked for", bar or GdrCopyProvider(), size_bytes)
+    if kind == "pinned":
+        return PinnedStaging(handle, "asked for", cuda.gpu())
+    if kind == "host":
+        return Staging(handle, "asked for")
+    return _best(handle, bar, size_bytes)
+
+
+def _best(handle: Handle, bar: BarProvider | None, size_bytes: int) -> Staging:
+    gpu = cuda.running()
+    if gpu is None and bar is None:
+        return Staging(handle, "auto: this process uses no GPU")
+    with contextlib.ExitStack() as held:
+        passed = "auto"
+        if gpu is not None:
+            held.callback(gpu.close)
+            bar = bar or GdrCopyProvider(gpu.ordinal)
+        assert bar is not None
+        try:
+            _check_bar(handle.uri, bar)
+            return GpuStaging(handle, f"auto: {bar.name}", bar, size_bytes)
+        except HiFCError as error:
+            passed += f"; not gpu: {error}"
+        if gpu is not None:
+            held.pop_all()
+            try:
+                return PinnedStaging(handle, passed, gpu)
+            except HiFCError as error:
+                passed += f"; not pinned: {error}"
+        return Staging(handle, passed)
