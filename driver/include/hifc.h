@@ -232,7 +232,8 @@ HIFC_API int hifc_buffer_free(struct hifc_ns *ns, uint64_t offset);
 HIFC_API int hifc_pool_disown(struct hifc_ns *ns, void **base, uint64_t *size_bytes);
 HIFC_API void *hifc_pool_base(struct hifc_ns *ns, uint32_t pool, uint64_t *size_bytes);
 /* Makes memory of the caller a pool. The device must be able to reach it: spdk devices want whole
- * 2 MiB huge pages, others page alignment. Unregister waits for requests that use it. */
+ * 2 MiB, of huge pages or, on PCIe, of another device's BAR; others page alignment. Unregister waits
+ * for requests that use it. */
 HIFC_API int hifc_pool_register(struct hifc_ns *ns, void *base, uint64_t size_bytes,
                                 uint32_t *pool);
 HIFC_API int hifc_pool_unregister(struct hifc_ns *ns, uint32_t pool);

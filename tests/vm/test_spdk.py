@@ -172,25 +172,20 @@ def assert_done(ticket: Ticket) -> None:
     assert (ticket.answers == 0).all()
 
 
-@contextmanager
-def seen_by_others(device: PciDevice) -> Iterator[np.ndarray]:
+def seen_by_others(device: PciDevice) -> np.ndarray:
     """The BAR's memory through a mapping of its own, which neither HiFC nor SPDK knows of."""
-    with (device.path / "resource2").open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
-        view = np.frombuffer(mapping, dtype=np.uint8)
-        yield view
-        del view
+    with (device.path / "resource2").open("r+b") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 0), dtype=np.uint8)
 
 
 def test_values_move_between_the_drive_and_a_bar(bound: Drive, bar: PciDevice) -> None:
     count, length = 8, 512 << 10
-    data = np.stack([value(length + number) for number in range(count)])[:, :length]
+    data = np.stack([value(length + number)[:length] for number in range(count)])
     keys = [key(number) for number in range(count)]
     Namespace.format(bound.uri, segment_size=SEGMENT, force=True)
     provider = PciBarProvider(bar.bdf, "resource2")
-    with (
-        Namespace.open(bound.uri, staging="gpu", staging_size="8MiB", bar=provider) as ns,
-        seen_by_others(bar) as seen,
-    ):
+    with Namespace.open(bound.uri, staging="gpu", staging_size="8MiB", bar=provider) as ns:
+        seen = seen_by_others(bar)
         source = ns.staging.buffer(count * length).reshape(count, length)
         at = ns.offset(source)
         seen[at : at + source.size] = data.reshape(-1)
