@@ -105,6 +105,7 @@ static void tick(struct hifc_engine *engine)
 
 uint32_t hifc_engine_round(struct hifc_engine *engine)
 {
+    uint32_t gathered = engine->opts.gather ? engine->opts.gather(engine->opts.owner) : 0;
     issue(engine);
     bool polled = engine->reads.inflight || engine->writes.inflight;
     uint32_t completed = hifc_queue_poll(&engine->reads);
@@ -120,7 +121,7 @@ uint32_t hifc_engine_round(struct hifc_engine *engine)
     if (engine->opts.tick) {
         tick(engine);
     }
-    return completed;
+    return completed + gathered;
 }
 
 /* ---- any thread ------------------------------------------------------------------------------ */
@@ -178,6 +179,13 @@ int hifc_engine_poll(struct hifc_engine *engine)
     atomic_store(&engine->driving, false);
     issue_if_free(engine);
     return (int)completed;
+}
+
+void hifc_engine_wake(struct hifc_engine *engine)
+{
+    if (engine->opts.reactor) {
+        hifc_reactor_wake(engine);
+    }
 }
 
 bool hifc_engine_is_reactor(const struct hifc_engine *engine)

@@ -5,6 +5,7 @@
  * A transfer is one contiguous range of the device and a list of spans of memory. The engine
  * splits it at max_transfer_bytes, keeps reads and writes on queue pairs of their own, feeds reads
  * first and writes a chunk at a time, and calls back as each chunk and at last the transfer ends.
+ * Background reads, which nobody waits for, go when no other read waits, and few of them at a time.
  *
  * Transfers in flight have no order among each other: who reads back what it writes, or flushes it,
  * submits that once the write's done was called. done is called exactly once, also when the queue
@@ -40,6 +41,7 @@ struct hifc_xfer {
     const struct hifc_span *spans; /* owner keeps them until done */
     uint32_t span_count;
     uint8_t op;                  /* enum hifc_io_op */
+    bool background;             /* read only: it never goes before one that is not */
     uint8_t sct, sc;             /* out: of the first command that failed */
     uint8_t error_opcode;        /* out: enum hifc_io_op of it */
     int32_t error;               /* out: 0 or negative errno */
@@ -67,6 +69,12 @@ struct hifc_engine_opts {
     uint32_t spin_us;
     /* Called by the driving thread after a poll in which transfers ended: one lock for all. */
     void (*batch_end)(void *owner);
+    /* Called by the driving thread before each round, unless NULL: looks where work comes in that
+     * nobody submits, and returns how much of it was found. */
+    uint32_t (*gather)(void *owner);
+    /* Called by the reactor as it goes to sleep, with gather: for how many ns it may, 0 where there
+     * is something to gather already. */
+    uint64_t (*sleep_max_ns)(void *owner);
     /* Called by the driving thread about every tick_ms, also when idle under the reactor. */
     void (*tick)(void *owner);
     uint32_t tick_ms;
@@ -85,8 +93,11 @@ int hifc_engine_create(struct hifc_device *device, const struct hifc_engine_opts
 void hifc_engine_destroy(struct hifc_engine *engine);
 void hifc_engine_submit(struct hifc_engine *engine, struct hifc_xfer *chain);
 /* Inline: polls once under the try-lock, -EBUSY if another thread is polling (then it does the
- * caller's work, too). Reactor: 0. Returns the count of commands completed. */
+ * caller's work, too). Reactor: 0. Returns the count of commands completed and of what was
+ * gathered. */
 int hifc_engine_poll(struct hifc_engine *engine);
+/* There is something to gather: wakes the reactor if it sleeps. Inline: nothing. */
+void hifc_engine_wake(struct hifc_engine *engine);
 bool hifc_engine_is_reactor(const struct hifc_engine *engine);
 void hifc_engine_stats_get(const struct hifc_engine *engine, struct hifc_engine_stats *out);
 

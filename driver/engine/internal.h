@@ -23,6 +23,12 @@
 /* While reads wait or are in flight, writes may only have about this much in flight: enough to
  * keep flash busy, too little to stand in a read's way for long. */
 #define HIFC_WRITE_BESIDE_READS_BYTES (1u << 20)
+/* Background reads in flight: alone on the queue pair enough to keep flash busy, beside other reads
+ * about one command, and none is issued while another read waits. They are cut smaller and leave
+ * half of the commands free, so that a read that comes finds room and waits for little. */
+#define HIFC_BACKGROUND_BYTES (1u << 20)
+#define HIFC_BACKGROUND_BESIDE_READS_BYTES (256u << 10)
+#define HIFC_BACKGROUND_CHUNK_BYTES (256u << 10)
 /* Losses of a queue pair without one command that succeeded in between, after which it is not
  * opened again. */
 #define HIFC_QPAIR_REOPENS_MAX 4u
@@ -32,14 +38,20 @@ struct hifc_command {
     struct hifc_queue *queue;
 };
 
-/* A queue pair and what waits for it. A transfer stands in the list until its last chunk is
- * staged; only the one at the head can be partly issued. */
+struct hifc_waiting {
+    struct hifc_xfer *head, *tail;
+};
+
+/* A queue pair and what waits for it. A transfer stands in its list until its last chunk is
+ * staged; only the one at the head of a list can be partly issued. */
 struct hifc_queue {
     struct hifc_engine *engine;
     struct hifc_qpair *qpair; /* NULL: lost for good, or closed */
     int lost;                 /* then: what every transfer ends with */
     uint32_t losses;          /* since a command last succeeded */
-    struct hifc_xfer *head, *tail;
+    struct hifc_waiting waiting[2]; /* [1]: background */
+    uint32_t taken[2];              /* commands staged or in flight, likewise */
+    uint64_t background_bytes;      /* of taken[1] */
     struct hifc_io *free;
     uint32_t inflight; /* commands that the device has */
     uint64_t inflight_bytes;
@@ -90,11 +102,12 @@ uint32_t hifc_queue_poll(struct hifc_queue *queue);
 
 static inline bool hifc_queue_busy(const struct hifc_queue *queue)
 {
-    return queue->inflight || queue->head || queue->staged_count;
+    return queue->inflight || queue->waiting[0].head || queue->waiting[1].head ||
+           queue->staged_count;
 }
 
 /* ---- engine.c ---- */
-/* The driving thread's work once: issue, poll, call back, issue what that brought, tick. */
+/* The driving thread's work once: gather, issue, poll, call back, issue what that brought, tick. */
 uint32_t hifc_engine_round(struct hifc_engine *engine);
 void hifc_engine_end(struct hifc_engine *engine, struct hifc_xfer *xfer);
 

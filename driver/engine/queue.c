@@ -24,17 +24,22 @@
 
 /* ---- ends ----------------------------------------------------------------------------------- */
 
-static void pop_head(struct hifc_queue *queue)
+static struct hifc_waiting *list_of(struct hifc_queue *queue, const struct hifc_xfer *xfer)
 {
-    queue->head = queue->head->next;
-    if (!queue->head) {
-        queue->tail = NULL;
+    return &queue->waiting[xfer->background];
+}
+
+static void pop_head(struct hifc_waiting *list)
+{
+    list->head = list->head->next;
+    if (!list->head) {
+        list->tail = NULL;
     }
 }
 
 static void end_if_idle(struct hifc_queue *queue, struct hifc_xfer *xfer)
 {
-    if (!xfer->inflight && queue->head != xfer) {
+    if (!xfer->inflight && list_of(queue, xfer)->head != xfer) {
         hifc_engine_end(queue->engine, xfer);
     }
 }
@@ -49,8 +54,8 @@ static void fail_xfer(struct hifc_queue *queue, struct hifc_xfer *xfer, int erro
         xfer->error_length_bytes = xfer->length_bytes < UINT32_MAX ? (uint32_t)xfer->length_bytes
                                                                    : UINT32_MAX;
     }
-    if (queue->head == xfer) {
-        pop_head(queue);
+    if (list_of(queue, xfer)->head == xfer) {
+        pop_head(list_of(queue, xfer));
     }
 }
 
@@ -75,6 +80,15 @@ static void free_command(struct hifc_queue *queue, struct hifc_io *io)
     queue->free = io;
 }
 
+/* A command of the transfer is over, or was taken back. */
+static void end_command(struct hifc_queue *queue, struct hifc_xfer *xfer, struct hifc_io *io)
+{
+    queue->taken[xfer->background]--;
+    queue->background_bytes -= xfer->background ? io->length_bytes : 0;
+    free_command(queue, io);
+    end_if_idle(queue, xfer);
+}
+
 /* From within the device's poll or qpair_close. */
 static void command_done(struct hifc_io *io)
 {
@@ -91,8 +105,7 @@ static void command_done(struct hifc_io *io)
             xfer->chunk(xfer, io->offset_bytes - xfer->offset_bytes, io->iov, io->iov_count);
         }
     }
-    free_command(queue, io);
-    end_if_idle(queue, xfer);
+    end_command(queue, xfer, io);
 }
 
 /* A staged command is taken back. */
@@ -100,8 +113,7 @@ static void drop_command(struct hifc_queue *queue, struct hifc_io *io)
 {
     struct hifc_xfer *xfer = io->owner;
     xfer->inflight--;
-    free_command(queue, io);
-    end_if_idle(queue, xfer);
+    end_command(queue, xfer, io);
 }
 
 /* Ends what waits, with error. */
@@ -114,10 +126,12 @@ static void fail_waiting(struct hifc_queue *queue, int error)
         drop_command(queue, queue->staged[i]);
     }
     queue->staged_count = 0;
-    while (queue->head) {
-        struct hifc_xfer *xfer = queue->head;
-        fail_xfer(queue, xfer, error);
-        end_if_idle(queue, xfer);
+    for (unsigned i = 0; i < 2; i++) {
+        while (queue->waiting[i].head) {
+            struct hifc_xfer *xfer = queue->waiting[i].head;
+            fail_xfer(queue, xfer, error);
+            end_if_idle(queue, xfer);
+        }
     }
 }
 
@@ -198,6 +212,9 @@ static bool build_chunk(struct hifc_engine *engine, struct hifc_xfer *xfer, stru
     const struct hifc_geometry *geometry = &engine->device->geometry;
     uint64_t left = xfer->length_bytes - xfer->issued_bytes;
     uint64_t want = left < engine->chunk_bytes ? left : engine->chunk_bytes;
+    if (xfer->background && want > HIFC_BACKGROUND_CHUNK_BYTES) {
+        want = HIFC_BACKGROUND_CHUNK_BYTES;
+    }
     if (geometry->boundary_bytes) {
         uint64_t past = io->offset_bytes & (geometry->boundary_bytes - 1);
         uint64_t room = geometry->boundary_bytes - past;
@@ -251,21 +268,36 @@ static bool build(struct hifc_queue *queue, struct hifc_xfer *xfer, struct hifc_
     }
     xfer->issued_bytes += io->length_bytes;
     xfer->inflight++;
+    queue->taken[xfer->background]++;
+    queue->background_bytes += xfer->background ? io->length_bytes : 0;
     if (xfer->issued_bytes == xfer->length_bytes) {
-        pop_head(queue);
+        pop_head(list_of(queue, xfer));
     }
     return true;
 }
 
 /* ---- issue and poll ------------------------------------------------------------------------- */
 
+/* What goes next: background only where nothing else waits, and within its bounds. */
+static struct hifc_xfer *next_xfer(const struct hifc_queue *queue)
+{
+    struct hifc_xfer *background = queue->waiting[1].head;
+    if (queue->waiting[0].head || !background) {
+        return queue->waiting[0].head;
+    }
+    uint64_t most_bytes = queue->taken[0] ? HIFC_BACKGROUND_BESIDE_READS_BYTES
+                                          : HIFC_BACKGROUND_BYTES;
+    uint32_t most = (queue->engine->opts.queue_depth + 1) / 2;
+    return queue->background_bytes < most_bytes && queue->taken[1] < most ? background : NULL;
+}
+
 static void stage(struct hifc_queue *queue, uint32_t limit)
 {
-    while (queue->staged_count < limit && queue->head && queue->free) {
-        struct hifc_xfer *xfer = queue->head;
+    struct hifc_xfer *xfer;
+    while (queue->staged_count < limit && queue->free && (xfer = next_xfer(queue))) {
         struct hifc_io *io = queue->free;
         if (xfer->length_bytes == 0 && xfer->op != HIFC_IO_FLUSH) {
-            pop_head(queue); /* nothing to do */
+            pop_head(list_of(queue, xfer)); /* nothing to do */
             end_if_idle(queue, xfer);
         } else if (build(queue, xfer, io)) {
             queue->free = io->next;
@@ -357,13 +389,14 @@ uint32_t hifc_queue_issue(struct hifc_queue *queue, uint32_t limit)
 
 void hifc_queue_add(struct hifc_queue *queue, struct hifc_xfer *xfer)
 {
+    struct hifc_waiting *list = list_of(queue, xfer);
     xfer->next = NULL;
-    if (queue->tail) {
-        queue->tail->next = xfer;
+    if (list->tail) {
+        list->tail->next = xfer;
     } else {
-        queue->head = xfer;
+        list->head = xfer;
     }
-    queue->tail = xfer;
+    list->tail = xfer;
 }
 
 /* ---- the queue pair ------------------------------------------------------------------------- */

@@ -9,7 +9,9 @@
  * the core to compute.
  *
  * No wakeup is lost: the reactor sets `sleeping`, then looks at the intake; submit pushes, then
- * looks at `sleeping`; all four are sequentially consistent, so one of the two sees the other.
+ * looks at `sleeping`; all four are sequentially consistent, so one of the two sees the other. The
+ * same holds for what gather finds where its producers wake; for those that cannot, a GPU's kernels,
+ * sleep_max_ns bounds the sleep.
  *
  * All signals are blocked in the thread: SIGPIPE of a broken socket must end nobody, and handlers
  * run elsewhere.
@@ -93,10 +95,14 @@ static void sleep_once(struct hifc_engine *engine, uint64_t waited_ns)
         count = 1;
         limit_ns = nap_ns(waited_ns);
     }
+    atomic_store(&engine->sleeping, true);
+    if (engine->opts.gather) {
+        uint64_t most_ns = engine->opts.sleep_max_ns(engine->opts.owner);
+        limit_ns = most_ns < limit_ns ? most_ns : limit_ns;
+    }
     struct timespec limit = {.tv_sec = (time_t)(limit_ns / 1000000000u),
                              .tv_nsec = (long)(limit_ns % 1000000000u)};
-    atomic_store(&engine->sleeping, true);
-    if (!atomic_load(&engine->intake) && !atomic_load(&engine->stopping)) {
+    if (limit_ns && !atomic_load(&engine->intake) && !atomic_load(&engine->stopping)) {
         ppoll(fds, (nfds_t)count, &limit, NULL); /* why it ended, the round finds out */
     }
     atomic_store(&engine->sleeping, false);
