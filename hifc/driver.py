@@ -3,8 +3,8 @@
 raises.
 
 Nothing is loaded at import; `library()` loads once for the process. ctypes releases the GIL for
-the length of every call. Only `hifc.handle`, `hifc.ticket`, `hifc.namespace` and `hifc.signature`
-use this module.
+the length of every call. Only `hifc.handle`, `hifc.ticket`, `hifc.namespace`, `hifc.ring` and
+`hifc.signature` use this module.
 """
 
 from __future__ import annotations
@@ -74,6 +74,16 @@ ENTRY = np.dtype(
         ("cls", "u1"),
         ("heat", "u1"),
         ("reserved", "u1", (6,)),
+    ]
+)
+DESCRIPTOR = np.dtype(
+    [
+        ("key", "u1", (KEY_BYTES,)),
+        ("place", "<u4"),
+        ("first_part", "<u2"),
+        ("part_count", "<u2"),
+        ("control", "<u4"),
+        ("sequence", "<u4"),
     ]
 )
 EVENT = np.dtype([("key", "u1", (KEY_BYTES,)), ("kind", "<u4"), ("length", "<u4")])
@@ -164,7 +174,7 @@ class OpenOpts(Structure):
         ("command_timeout_ms", c_uint32),
         ("spin_us", c_uint32),
         ("no_owner_socket", c_uint32),
-        ("reserved", c_uint32),
+        ("prefetch_inflight", c_uint32),
     ]
 
 
@@ -212,6 +222,49 @@ class Stats(Structure):
         ),
         ("get_latency", c_uint64 * LATENCY_BUCKETS),
         ("put_latency", c_uint64 * LATENCY_BUCKETS),
+        *_counters(
+            "prefetch_submitted prefetch_completed prefetch_failed prefetch_duplicates "
+            "prefetch_cancelled prefetch_bad prefetch_overflowed prefetch_reads prefetch_bytes"
+        ),
+    ]
+
+
+class RingHeader(Structure):
+    """struct hifc_ring_header: where a request ring begins."""
+
+    _fields_ = [
+        ("magic", c_uint64),
+        ("version", c_uint32),
+        ("slots", c_uint32),
+        ("statuses", c_uint32),
+        ("read_max_bytes", c_uint32),
+        ("region_bytes", c_uint64),
+        ("slots_offset", c_uint64),
+        ("statuses_offset", c_uint64),
+        ("arena_bytes", c_uint64),
+        ("reserved", c_uint64),
+        ("head", c_uint64),
+        ("answers", c_uint32),
+        ("state", c_uint32),
+        ("reserved_consumer", c_uint8 * 48),
+        ("tail", c_uint64),
+        ("overflowed", c_uint64),
+        ("reserved_producer", c_uint8 * 112),
+    ]
+
+
+class RingOpts(Structure):
+    """struct hifc_ring_opts."""
+
+    _fields_ = [
+        ("slots", c_uint32),
+        ("statuses", c_uint32),
+        ("pool", c_uint32),
+        ("read_max_bytes", c_uint32),
+        ("arena_offset", c_uint64),
+        ("arena_bytes", c_uint64),
+        ("poll_us", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -261,6 +314,9 @@ _SIZES: dict[str, int] = {
     "hifc_req": REQUEST.itemsize,
     "hifc_entry": ENTRY.itemsize,
     "hifc_event": EVENT.itemsize,
+    "hifc_descriptor": DESCRIPTOR.itemsize,
+    "hifc_ring_header": ctypes.sizeof(RingHeader),
+    "hifc_ring_opts": ctypes.sizeof(RingOpts),
     "hifc_error": ctypes.sizeof(Error),
     "hifc_format_opts": ctypes.sizeof(FormatOpts),
     "hifc_open_opts": ctypes.sizeof(OpenOpts),
@@ -273,6 +329,7 @@ _SIZES: dict[str, int] = {
 
 _NS = c_void_p
 _TICKET = c_void_p
+_RING = c_void_p
 _ARRAY = c_void_p  # address of the first element of an array
 
 # name: (result, arguments, what the call does; None where its result is no error code).
@@ -306,6 +363,12 @@ _SYMBOLS: dict[str, tuple[Any, tuple[Any, ...], str | None]] = {
     "hifc_ticket_info": (c_int, (_TICKET, POINTER(TicketInfo)), "read a ticket"),
     "hifc_ticket_fd": (c_int, (_TICKET,), "await a ticket"),
     "hifc_ticket_free": (None, (_TICKET,), None),
+    "hifc_ring_open": (c_int, (_NS, POINTER(RingOpts), POINTER(_RING)), "open a ring"),
+    "hifc_ring_base": (c_void_p, (_RING, POINTER(c_uint64)), None),
+    "hifc_ring_submit": (c_int, (_RING, _ARRAY, c_uint32), "submit to a ring"),
+    "hifc_ring_kick": (c_int, (_RING,), "kick a ring"),
+    "hifc_ring_wait": (c_int, (_RING, _ARRAY, c_uint32, c_int64), "wait for a ring"),
+    "hifc_ring_close": (c_int, (_RING,), "close a ring"),
     "hifc_lookup": (c_int, (_NS, _ARRAY, c_uint32, _ARRAY, _ARRAY), "look up keys"),
     "hifc_longest_prefix": (c_int64, (_NS, _ARRAY, c_uint32), "look up a prefix"),
     "hifc_lease": (

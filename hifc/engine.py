@@ -525,6 +525,15 @@ class HiFC:
             ("entries", "Entries of the namespace"),
             ("free_bytes", "Free bytes of the namespace"),
             ("write_amplification", "Bytes written over bytes accepted"),
+            ("prefetch_submitted", "Descriptors taken from request rings"),
+            ("prefetch_completed", "Descriptors whose bytes arrived and were verified"),
+            ("prefetch_failed", "Descriptors answered with a miss or an error"),
+            ("prefetch_duplicates", "Descriptors of reads on their way already"),
+            ("prefetch_cancelled", "Descriptors taken back before their read started"),
+            ("prefetch_bad", "Descriptors that made no sense"),
+            ("prefetch_overflowed", "Descriptors that found their ring full"),
+            ("prefetch_reads", "Reads made of descriptors"),
+            ("prefetch_bytes", "Bytes brought by request rings"),
         ):
             gauge(f"namespace_{name}", text, functools.partial(self._stat, name))
 

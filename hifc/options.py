@@ -31,6 +31,7 @@ class OpenOptions(TypedDict, total=False):
     write_budget_per_day: int | str
     command_timeout_ms: int
     spin_us: int
+    prefetch_inflight: int
     owner_socket: bool
 
 
@@ -73,6 +74,7 @@ def open_opts(
         "index_entries_max",
         "command_timeout_ms",
         "spin_us",
+        "prefetch_inflight",
     ):
         if name in options:
             setattr(opts, name, _count(options, name))

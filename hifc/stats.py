@@ -72,6 +72,15 @@ class NamespaceStats:
     write_budget_left_bytes: int
     get_elapsed_ns: int  # of the tickets in the histograms
     put_elapsed_ns: int
+    prefetch_submitted: int  # descriptors of request rings: see hifc.h
+    prefetch_completed: int
+    prefetch_failed: int
+    prefetch_duplicates: int
+    prefetch_cancelled: int
+    prefetch_bad: int
+    prefetch_overflowed: int
+    prefetch_reads: int
+    prefetch_bytes: int
     get_latency: tuple[int, ...]  # tickets by time: see hifc.h, and latency_us below
     put_latency: tuple[int, ...]
 

@@ -169,7 +169,7 @@ struct hifc_open_opts {
     uint32_t command_timeout_ms;    /* default 30000 */
     uint32_t spin_us;               /* reactor: polls this long without work before it sleeps; 50 */
     uint32_t no_owner_socket;       /* 1: do not listen for statistics, health and detach */
-    uint32_t reserved;
+    uint32_t prefetch_inflight;     /* reads in flight for request rings; default 32 */
 };
 
 HIFC_API int hifc_open(const char *uri, const struct hifc_open_opts *opts, struct hifc_ns **out);
@@ -233,7 +233,7 @@ HIFC_API int hifc_pool_disown(struct hifc_ns *ns, void **base, uint64_t *size_by
 HIFC_API void *hifc_pool_base(struct hifc_ns *ns, uint32_t pool, uint64_t *size_bytes);
 /* Makes memory of the caller a pool. The device must be able to reach it: spdk devices want whole
  * 2 MiB, of huge pages or, on PCIe, of another device's BAR; others page alignment. Unregister waits
- * for requests that use it. */
+ * for requests that use it. -EBUSY: a request ring reads into it, close that first. */
 HIFC_API int hifc_pool_register(struct hifc_ns *ns, void *base, uint64_t size_bytes,
                                 uint32_t *pool);
 HIFC_API int hifc_pool_unregister(struct hifc_ns *ns, uint32_t pool);
@@ -265,6 +265,45 @@ HIFC_API int hifc_ticket_info(struct hifc_ticket *ticket, struct hifc_ticket_inf
 HIFC_API int hifc_ticket_fd(struct hifc_ticket *ticket);
 /* Waits for the ticket if it is not done, then frees it. */
 HIFC_API void hifc_ticket_free(struct hifc_ticket *ticket);
+
+/* ---- request rings: reads that nobody waits for ---------------------------------------------- */
+
+/* hifc_ring.h tells the layout, how to produce into it, and what the answers mean. The reactor looks
+ * at its rings as it goes and turns descriptors into reads, verified like every other; a namespace
+ * driven inline does so while somebody waits for a ticket or a ring. Other reads go first: reads for
+ * rings have their own bound (prefetch_inflight), and what they have of the device is cut short. */
+struct hifc_ring;
+
+struct hifc_ring_opts {
+    uint32_t slots;          /* a power of two, 16 to 65536; 0: 1024 */
+    uint32_t statuses;       /* status words, up to 2^24; 0: as many as slots */
+    uint32_t pool;           /* where reads go, and the arena in it: whole pages. In pool 0 it lies */
+    uint32_t read_max_bytes; /* in a buffer of hifc_buffer_alloc, which is not freed before the ring */
+    uint64_t arena_offset;   /* is closed. No read writes more than read_max_bytes from its place. */
+    uint64_t arena_bytes;
+    uint32_t poll_us;        /* for producers that cannot call hifc_ring_kick: how long a descriptor */
+    uint32_t reserved;       /* may stand while the reactor has nothing else to do; 0: 200 */
+};
+
+HIFC_API int hifc_ring_open(struct hifc_ns *ns, const struct hifc_ring_opts *opts,
+                            struct hifc_ring **out);
+/* The region, which begins with struct hifc_ring_header; mapped until the ring is closed. */
+HIFC_API void *hifc_ring_base(struct hifc_ring *ring, uint64_t *size_bytes);
+/* Produces for the caller: publishes the first of the descriptors, as many as there is room for, and
+ * returns how many; the others have overflowed and are counted. Sequences are filled in. Several
+ * threads may call it at once. -EINVAL: one names a status word that is not there; none was taken. */
+HIFC_API int hifc_ring_submit(struct hifc_ring *ring, const struct hifc_descriptor *descriptors,
+                              uint32_t count);
+/* Tells that something was produced, else it is seen within poll_us. Inline: polls once. */
+HIFC_API int hifc_ring_kick(struct hifc_ring *ring);
+/* 1 when none of the status words is HIFC_RING_WAITING any more, 0 when not yet. timeout_us < 0
+ * waits without bound other than the command timeout; 0 polls. */
+HIFC_API int hifc_ring_wait(struct hifc_ring *ring, const uint32_t *indices, uint32_t count,
+                            int64_t timeout_us);
+/* Nothing is taken any more, what was not started is answered -ESHUTDOWN; waits for reads in flight,
+ * at most twice the command timeout (-ETIMEDOUT: nothing was freed, close again), then unmaps the
+ * region. A ring outlives its namespace, which answers it on close, and is closed after it, too. */
+HIFC_API int hifc_ring_close(struct hifc_ring *ring);
 
 /* ---- the index: these never block and do no I/O --------------------------------------------- */
 
@@ -364,6 +403,11 @@ struct hifc_stats {
      * well. (us: 1024 ns) */
     uint64_t get_elapsed_ns, put_elapsed_ns;
     uint64_t get_latency[HIFC_LATENCY_BUCKETS], put_latency[HIFC_LATENCY_BUCKETS];
+    /* Reads of request rings: descriptors taken = completed (verified and there) + failed (missed,
+     * pending, device errors, closed) + duplicates + cancelled + bad + those under way. Overflowed
+     * were never taken. Reads and their bytes: neighbours are one. */
+    uint64_t prefetch_submitted, prefetch_completed, prefetch_failed, prefetch_duplicates;
+    uint64_t prefetch_cancelled, prefetch_bad, prefetch_overflowed, prefetch_reads, prefetch_bytes;
 };
 
 HIFC_API int hifc_stats(struct hifc_ns *ns, struct hifc_stats *out);

@@ -53,9 +53,16 @@ struct ns_op *ns_op_alloc(struct hifc_ns *ns)
         return NULL;
     }
     ns->free_ops = op->next;
+    ns_op_init(op);
+    return op;
+}
+
+void ns_op_init(struct ns_op *op)
+{
     op->next = NULL;
     op->req = NULL;
     op->ticket = NULL;
+    op->fetch = NULL;
     op->attempts = 0;
     op->has_previous = false;
     op->status = 0;
@@ -68,7 +75,6 @@ struct ns_op *ns_op_alloc(struct hifc_ns *ns)
     op->computed = op->crcs_inline;
     op->expected = op->crcs_inline + NS_OP_CRCS_INLINE;
     op->pending = 0;
-    return op;
 }
 
 void ns_op_free(struct hifc_ns *ns, struct ns_op *op)
@@ -85,8 +91,10 @@ void ns_op_free(struct hifc_ns *ns, struct ns_op *op)
     if (op->computed != op->crcs_inline) {
         free(op->computed);
     }
-    op->next = ns->free_ops;
-    ns->free_ops = op;
+    if (!op->fetch) {
+        op->next = ns->free_ops;
+        ns->free_ops = op;
+    }
 }
 
 struct ns_batch *ns_batch_alloc(struct hifc_ns *ns)

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "namespace/owner.h"
+#include "namespace/prefetch.h"
 
 #define DRAIN_AT_CLOSE_US 120000000ll
 #define WAIT_CHANGED_NS 5000000l
@@ -88,6 +89,8 @@ static void batch_end(void *owner)
     }
     ns_headers_completed(ns, headers);
     ns_batches_completed(ns, batches);
+    ns_fetch_more(ns);
+    ns_rings_wake(ns);
     pthread_cond_broadcast(&ns->changed);
     ns_unlock_and_issue(ns);
 }
@@ -240,13 +243,15 @@ static int set_defaults(struct hifc_open_opts *opts)
     DEFAULT(reinsert_percent_plus1, 6);
     DEFAULT(command_timeout_ms, 30000);
     DEFAULT(spin_us, 50);
+    DEFAULT(prefetch_inflight, 32);
     if (opts->drive > HIFC_INLINE || opts->admission > HIFC_ADMIT_BUDGET ||
         opts->reinsert_percent_plus1 > 101 || opts->batch_inflight > NS_BATCHES_MAX / 4 ||
-        opts->queue_depth > 65535 || opts->requests_max > 1u << 20) {
+        opts->queue_depth > 65535 || opts->requests_max > 1u << 20 ||
+        opts->prefetch_inflight > NS_PREFETCH_INFLIGHT_MAX) {
         return hifc_fail(-EINVAL, "an open option is out of range: drive 0-1, admission 0-2, "
                                   "reinsertion 0-100 %%, batch_inflight 1-%u, queue_depth 1-65535, "
-                                  "requests_max 1-1048576",
-                         NS_BATCHES_MAX / 4);
+                                  "requests_max 1-1048576, prefetch_inflight 1-%u",
+                         NS_BATCHES_MAX / 4, NS_PREFETCH_INFLIGHT_MAX);
     }
     if (opts->admission == HIFC_ADMIT_BUDGET && opts->write_budget_bytes_per_day == 0) {
         return hifc_fail(-EINVAL, "admission by budget wants write_budget_bytes_per_day");
@@ -261,8 +266,11 @@ static int open_engine(struct hifc_ns *ns)
                                     .command_timeout_ms = ns->opts.command_timeout_ms,
                                     .spin_us = ns->opts.spin_us,
                                     .batch_end = batch_end,
+                                    .gather = ns_rings_gather,
+                                    .sleep_max_ns = ns_rings_sleep_max_ns,
                                     .owner = ns};
-    int error = hifc_pools_create(ns->device, ns->opts.pool_size_bytes, &ns->pools);
+    int error = ns_prefetch_create(ns);
+    error = error ? error : hifc_pools_create(ns->device, ns->opts.pool_size_bytes, &ns->pools);
     error = error ? error : hifc_engine_create(ns->device, &opts, &ns->engine);
     return error ? error : hifc_blockio_create(ns->device, ns->engine, &ns->io);
 }
@@ -315,6 +323,7 @@ static void release_device(struct hifc_ns *ns)
         hifc_engine_destroy(ns->engine);
         ns->engine = NULL;
     }
+    ns_rings_release(ns);
     if (ns->io) {
         hifc_blockio_destroy(ns->io);
         ns->io = NULL;
@@ -339,6 +348,7 @@ static void destroy(struct hifc_ns *ns)
     ns_admission_destroy(ns);
     ns_tickets_destroy(ns);
     ns_memory_destroy(ns);
+    ns_prefetch_destroy(ns);
     if (ns->index) {
         hifc_index_destroy(ns->index);
     }
@@ -455,7 +465,9 @@ static int shut_down(struct hifc_ns *ns)
     if (atomic_exchange(&ns->closed, true)) {
         return 0;
     }
-    int error = ns_drain(ns, DRAIN_AT_CLOSE_US);
+    int error = ns_rings_stop(ns, DRAIN_AT_CLOSE_US);
+    int drained = ns_drain(ns, DRAIN_AT_CLOSE_US);
+    error = error ? error : drained;
     ns_janitor_stop(ns);
     uint64_t deadline = ns_now() + DRAIN_AT_CLOSE_US * 1000;
     while (atomic_load(&ns->visits) > 0 && ns_now() < deadline) {
@@ -465,7 +477,9 @@ static int shut_down(struct hifc_ns *ns)
         return hifc_fail(-EBUSY, "calls on %s have not returned: end them before closing", ns->uri);
     }
     /* Whoever was inside may have submitted after the first drain. */
-    int drained = ns_drain(ns, DRAIN_AT_CLOSE_US);
+    int stopped = ns_rings_stop(ns, DRAIN_AT_CLOSE_US);
+    error = error ? error : stopped;
+    drained = ns_drain(ns, DRAIN_AT_CLOSE_US);
     error = error ? error : drained;
     if (!ns->read_only) {
         int finished = finish_writing(ns);

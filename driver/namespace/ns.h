@@ -115,13 +115,15 @@ struct ns_open {
 enum ns_op_kind { NS_OP_PUT, NS_OP_MOVE, NS_OP_TOMBSTONE, NS_OP_PUBLISH, NS_OP_READ, NS_OP_WRITE };
 
 struct ns_reservation;
+struct ns_fetch; /* prefetch.h */
 
-/* One request in flight, or one entry being moved by the janitor. */
+/* One request in flight, one entry being moved by the janitor, or one read for a request ring. */
 struct ns_op {
     struct hifc_ns *ns;
     struct ns_op *next;
     struct hifc_req *req;       /* NULL: a move */
-    struct hifc_ticket *ticket; /* NULL: a move */
+    struct hifc_ticket *ticket; /* NULL: a move, or for a ring */
+    struct ns_fetch *fetch;     /* whose part it is, for a ring; else NULL */
     struct hifc_key key;
     uint8_t kind;
     uint8_t cls;
@@ -245,7 +247,8 @@ struct hifc_ticket {
     uint64_t start_ns;
 };
 
-struct ns_ghost; /* admission.c */
+struct ns_ghost;    /* admission.c */
+struct ns_prefetch; /* prefetch.h */
 
 struct hifc_ns {
     struct hifc_device *device;
@@ -321,6 +324,9 @@ struct hifc_ns {
     bool janitor_running;
     bool index_full;        /* a put found no slot: reclaim, whatever space is left */
     bool reclaim_exhausted; /* the last pass found nothing that may go; cleared when that changes */
+
+    /* request rings: prefetch.h tells whose what is */
+    struct ns_prefetch *prefetch;
 };
 
 /* ---- ns.c ----------------------------------------------------------------------------------- */
@@ -347,6 +353,7 @@ void ns_wait_changed(struct hifc_ns *ns);
 int ns_memory_create(struct hifc_ns *ns);
 void ns_memory_destroy(struct hifc_ns *ns);
 struct ns_op *ns_op_alloc(struct hifc_ns *ns);
+void ns_op_init(struct ns_op *op);
 void ns_op_free(struct hifc_ns *ns, struct ns_op *op); /* and its tail, bounce, tables */
 struct ns_batch *ns_batch_alloc(struct hifc_ns *ns);
 /* Frees it when its last holder lets go. */
@@ -423,6 +430,10 @@ void ns_close_forming(struct hifc_ns *ns, bool force);
 void ns_batch_xfer_done(struct hifc_xfer *xfer);
 void ns_batches_completed(struct hifc_ns *ns, struct ns_batch *list);
 void ns_headers_completed(struct hifc_ns *ns, struct ns_open *list);
+
+/* ---- request.c: mutex held ------------------------------------------------------------------ */
+/* Starts a get, for a ticket or with op for a ring: HIFC_IN_FLIGHT, or its answer. */
+int ns_get(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticket *ticket, struct ns_op *op);
 
 /* ---- read.c --------------------------------------------------------------------------------- */
 /* Starts a get: 0 when in flight, else its answer. Mutex held. */

@@ -125,6 +125,9 @@ static const struct stats_field {
     FIELD(requests_inflight), FIELD(buffer_used_bytes), FIELD(buffer_peak_bytes),
     FIELD(buffer_size_bytes), FIELD(reservations), FIELD(leases), FIELD(write_budget_bytes),
     FIELD(write_budget_left_bytes), FIELD(get_elapsed_ns), FIELD(put_elapsed_ns),
+    FIELD(prefetch_submitted), FIELD(prefetch_completed), FIELD(prefetch_failed),
+    FIELD(prefetch_duplicates), FIELD(prefetch_cancelled), FIELD(prefetch_bad),
+    FIELD(prefetch_overflowed), FIELD(prefetch_reads), FIELD(prefetch_bytes),
 };
 #define STATS_FIELD_COUNT (sizeof(STATS_FIELDS) / sizeof(STATS_FIELDS[0]))
 #define STATS_U32_COUNT 4 /* segments, segments_free, segments_damaged, direct */

@@ -17,6 +17,7 @@
 
 #include "crc32c.h"
 #include "namespace/ns.h"
+#include "namespace/prefetch.h"
 
 static uint32_t page_down(uint32_t value)
 {
@@ -212,6 +213,7 @@ static void xfer_prepare(struct hifc_ns *ns, struct ns_op *op, struct hifc_xfer 
     *xfer = (struct hifc_xfer){.spans = spans,
                                .span_count = span_count,
                                .op = HIFC_IO_READ,
+                               .background = op->fetch != NULL,
                                .offset_bytes = ns_segment_base(ns, op->segment) +
                                                (uint64_t)op->offset * HIFC_UNIT_BYTES + from,
                                .length_bytes = bytes,
@@ -392,6 +394,13 @@ void ns_read_completed(struct hifc_ns *ns, struct ns_op *op)
         if (op->req->flags & HIFC_F_CHECKSUMS) {
             give_checksums(ns, op);
         }
+    }
+    if (op->fetch) {
+        ns_op_free(ns, op);
+        ns_fetch_completed(ns, op->fetch, status);
+        return;
+    }
+    if (status == HIFC_OK) {
         ns->stats.get_count++;
         ns->stats.get_bytes += op->want_bytes;
     }

@@ -22,7 +22,7 @@ static struct ns_op *op_for(struct hifc_ns *ns, struct hifc_req *req, struct hif
     return op;
 }
 
-static int start_get(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticket *ticket)
+int ns_get(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticket *ticket, struct ns_op *op)
 {
     struct hifc_slot *slot = hifc_index_find(ns->index, &req->key);
     if (!slot) {
@@ -52,7 +52,7 @@ static int start_get(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticke
     if (!base) {
         return -EINVAL;
     }
-    struct ns_op *op = op_for(ns, req, ticket);
+    op = op ? op : op_for(ns, req, ticket);
     if (!op) {
         return HIFC_RETRY;
     }
@@ -258,7 +258,7 @@ static int dispatch(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticket
     }
     switch (req->op) {
     case HIFC_OP_GET:
-        return start_get(ns, req, ticket);
+        return ns_get(ns, req, ticket, NULL);
     case HIFC_OP_PUT:
         return start_put(ns, req, ticket, item);
     case HIFC_OP_DELETE:

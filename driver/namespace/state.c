@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "namespace/ns.h"
+#include "namespace/prefetch.h"
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
@@ -59,7 +60,16 @@ HIFC_API int hifc_pool_unregister(struct hifc_ns *ns, uint32_t pool)
 {
     struct hifc_ns *visit NS_VISIT = NULL;
     int error = ns_enter(ns, &visit);
-    error = error ? error : ns_drain(ns, 2000ll * ns->opts.command_timeout_ms);
+    if (error) {
+        return error;
+    }
+    pthread_mutex_lock(&ns->mutex);
+    bool used = ns_rings_use_pool(ns, pool);
+    pthread_mutex_unlock(&ns->mutex);
+    if (used) {
+        return hifc_fail(-EBUSY, "a request ring reads into pool %u: close the ring first", pool);
+    }
+    error = ns_drain(ns, 2000ll * ns->opts.command_timeout_ms);
     return error ? error : hifc_pools_unregister(ns->pools, pool);
 }
 
@@ -115,6 +125,7 @@ HIFC_API int hifc_stats(struct hifc_ns *ns, struct hifc_stats *out)
     out->requests_inflight = ns->requests_inflight;
     out->reservations = ns->reservation_count;
     out->leases = ns->lease_count;
+    out->prefetch_overflowed += ns_rings_overflowed(ns);
     if (ns->opts.admission == HIFC_ADMIT_BUDGET) {
         out->write_budget_bytes = ns->opts.write_budget_bytes_per_day;
         out->write_budget_left_bytes = ns_budget_left(ns);
@@ -172,7 +183,8 @@ HIFC_API size_t hifc_sizeof(const char *name)
     } sizes[] = {SIZE_OF(key),         SIZE_OF(req),   SIZE_OF(error),       SIZE_OF(format_opts),
                  SIZE_OF(open_opts),   SIZE_OF(entry), SIZE_OF(ticket_info), SIZE_OF(event),
                  SIZE_OF(stats),       SIZE_OF(check_result),
-                 SIZE_OF(repair_result), SIZE_OF(device_info)};
+                 SIZE_OF(repair_result), SIZE_OF(device_info), SIZE_OF(descriptor),
+                 SIZE_OF(ring_header),   SIZE_OF(ring_opts)};
 #undef SIZE_OF
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (strncmp(name, "hifc_", 5) == 0 ? strcmp(name + 5, sizes[i].name) == 0

@@ -30,6 +30,7 @@ from hifc.errors import (
 )
 
 HEADER = Path(__file__).parents[2] / "driver/include/hifc.h"
+RING_HEADER = HEADER.with_name("hifc_ring.h")
 
 
 def test_every_function_of_the_header_is_in_the_table() -> None:
@@ -38,7 +39,8 @@ def test_every_function_of_the_header_is_in_the_table() -> None:
 
 
 def test_every_struct_of_the_header_is_compared() -> None:
-    structs = set(re.findall(r"^struct (hifc_\w+) \{", HEADER.read_text(), re.MULTILINE))
+    text = HEADER.read_text() + RING_HEADER.read_text()
+    structs = set(re.findall(r"^struct (hifc_\w+) \{", text, re.MULTILINE))
     assert structs == set(driver._SIZES)
 
 
@@ -46,6 +48,20 @@ def test_fields_stand_where_the_header_has_them() -> None:
     request = dict(driver.REQUEST.fields or {})
     for name, *_ in driver.Request._fields_:
         assert getattr(driver.Request, name).offset == request[name][1], name
+
+
+def test_fields_of_a_ring_stand_where_its_header_says() -> None:
+    text = RING_HEADER.read_text()
+    said = re.findall(r"offsetof\(struct (\w+), (\w+)\) == (\d+)", text)
+    assert len(said) > 8
+    descriptor = dict(driver.DESCRIPTOR.fields or {})
+    for struct, field, offset in said:
+        found = (
+            descriptor[field][1]
+            if struct == "hifc_descriptor"
+            else getattr(driver.RingHeader, field).offset
+        )
+        assert found == int(offset), field
 
 
 def test_missing_library_names_the_fix(tmp_path: Path) -> None:

@@ -41,6 +41,15 @@ COUNTERS = [
     "batch_entries",
     "poll_count",
     "poll_empty_count",
+    "prefetch_submitted",
+    "prefetch_completed",
+    "prefetch_failed",
+    "prefetch_duplicates",
+    "prefetch_cancelled",
+    "prefetch_bad",
+    "prefetch_overflowed",
+    "prefetch_reads",
+    "prefetch_bytes",
 ]
 HISTOGRAMS = {"get_latency": "get_elapsed_ns", "put_latency": "put_elapsed_ns"}
 NOT_NUMBERS = {"uri", "pid", "uuid", "label", "published", *HISTOGRAMS, *HISTOGRAMS.values()}
