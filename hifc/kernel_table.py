@@ -26,6 +26,14 @@ def _args(pointers: str, **others: str) -> np.dtype[Any]:
     return np.dtype(fields, align=True)
 
 
+_HEAT = _args(
+    "heat mass eligible state ranges hot victims counts",
+    f8="hot_ratio",
+    u4="count range_blocks victims_max",
+    f4="decay threshold",
+)
+_VICTIMS = _args("heat victims counts head chain depth orders ordered", u4="victims_max")
+
 KERNELS: dict[str, Kernel] = {
     "hifc_checksum": Kernel(
         "checksum.cu",
@@ -87,4 +95,10 @@ KERNELS: dict[str, Kernel] = {
     "hifc_softmax_mass": Kernel(
         "mass.cu", 256, _args("scores mass", u4="heads kv_heads token_blocks cells_of_block")
     ),
+    "hifc_heat_update": Kernel("heat.cu", 512, _HEAT),
+    "hifc_heat_middle": Kernel("heat.cu", 512, _HEAT),
+    "hifc_heat_low": Kernel("heat.cu", 512, _HEAT),
+    "hifc_heat_split": Kernel("heat.cu", 512, _HEAT),
+    "hifc_victims_group": Kernel("victims.cu", 128, _VICTIMS),
+    "hifc_victims_order": Kernel("victims.cu", 128, _VICTIMS),
 }

@@ -221,8 +221,7 @@ def _fill(kernel: str, blocks: int, arguments: Mapping[str, Any]) -> np.ndarray[
     if not 0 <= blocks <= BLOCKS_MAX:
         raise InvalidRequest(f"{kernel}: {blocks} blocks, at most {BLOCKS_MAX} can run at once")
     struct = np.zeros(1, KERNELS[kernel].args)
-    for name in names:
-        struct[name] = arguments[name]
+    struct[0] = tuple([arguments[name] for name in names])
     return struct
 
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// items.cuh - the items of tensors as 32-bit floats, half precision both ways, rounding and e^x.
+// items.cuh - the items of tensors as 32-bit floats, half precision both ways, rounding, keys that
+// order as floats do, and e^x.
 #ifndef HIFC_ITEMS_CUH
 #define HIFC_ITEMS_CUH
 
@@ -67,6 +68,15 @@ HIFC_DEVICE void store_item(void *items, i64 at, u32 type, float value)
     }
 }
 
+HIFC_DEVICE double round_even(double value)
+{
+#if HIFC_GPU
+    return rint(value);
+#else
+    return __builtin_rint(value);
+#endif
+}
+
 HIFC_DEVICE float round_even(float value)
 {
 #if HIFC_GPU
@@ -74,6 +84,13 @@ HIFC_DEVICE float round_even(float value)
 #else
     return __builtin_rintf(value);
 #endif
+}
+
+// Orders as the floats do; both zeros are one.
+HIFC_DEVICE u32 key_of(float value)
+{
+    const u32 bits = bits_of(value + 0.0f);
+    return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
 }
 
 // e^x for x <= 0, 0 below -87; relative error under 1e-7. Plain arithmetic, so that a compiler takes
