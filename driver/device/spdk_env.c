@@ -62,6 +62,9 @@ int __wrap_rte_telemetry_init(void)
     return 0;
 }
 
+/* DPDK makes a folder for each process and removes it when the next one with the same name starts. */
+const char *rte_eal_get_runtime_dir(void);
+
 /* ---- starting -------------------------------------------------------------------------------- */
 
 static long meminfo(const char *name)
@@ -187,6 +190,7 @@ static int start_locked(void)
                          "start (%d): %s; check huge pages (grep Huge /proc/meminfo) and the "
                          "rights on their mount point", start.rc, start.text);
     }
+    (void)rmdir(rte_eal_get_runtime_dir()); /* in memory, it puts nothing there: rmdir would refuse */
     env_started = true;
     env_fork_generation = hifc_fork_generation();
     return 0;
