@@ -147,7 +147,7 @@ class FormatOpts(Structure):
     _fields_ = [
         ("segment_size_bytes", c_uint64),
         ("force", c_uint32),
-        ("reserved", c_uint32),
+        ("check_only", c_uint32),
         ("label", c_char * 32),
     ]
 

@@ -94,11 +94,17 @@ class Namespace(Calls):
 
     @staticmethod
     def format(
-        uri: str, *, segment_size: int | str = 0, label: str = "", force: bool = False
+        uri: str,
+        *,
+        segment_size: int | str = 0,
+        label: str = "",
+        force: bool = False,
+        check_only: bool = False,
     ) -> None:
         """Lays an empty namespace on the device that uri names.
 
         segment_size: a power of two from 256KiB to 256MiB; 0 lets the device's size decide.
+        check_only: makes every check and changes nothing; a file must exist for that.
         FormatError: something is there already and force is False. ConfigError: a bad URI, a
         device too small.
         """
@@ -108,6 +114,7 @@ class Namespace(Calls):
         opts = driver.FormatOpts(
             segment_size_bytes=parse_size(segment_size, "segment_size"),
             force=int(force),
+            check_only=int(check_only),
             label=encoded,
         )
         driver.library().hifc_format(uri.encode(), ctypes.byref(opts))

@@ -128,7 +128,7 @@ HIFC_API uint32_t hifc_crc32c_raw(const void *data, size_t size_bytes);
 struct hifc_format_opts {
     uint64_t segment_size_bytes; /* power of two, 256 KiB to 256 MiB; 0 = chosen by device size */
     uint32_t force;              /* 1: overwrite a foreign signature or an existing namespace */
-    uint32_t reserved;
+    uint32_t check_only;         /* 1: make every check and change nothing; the file must exist */
     char label[32];
 };
 

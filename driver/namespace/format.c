@@ -59,9 +59,9 @@ static int check_options(const struct hifc_device *device, const struct hifc_for
                          "to %u (256 MiB), or 0 to have it chosen",
                          segment, HIFC_SEGMENT_SIZE_MIN_BYTES, HIFC_SEGMENT_SIZE_MAX_BYTES);
     }
-    if (opts->reserved != 0) {
-        return hifc_fail(-EINVAL, "hifc_format_opts.reserved is %" PRIu32 ": set it to 0",
-                         opts->reserved);
+    if (opts->check_only > 1) {
+        return hifc_fail(-EINVAL, "hifc_format_opts.check_only is %" PRIu32 ": set it to 0 or 1",
+                         opts->check_only);
     }
     if (!memchr(opts->label, '\0', sizeof opts->label)) {
         return hifc_fail(-EINVAL, "the label is longer than %zu bytes: shorten it",
@@ -201,7 +201,7 @@ int hifc_format_device(struct hifc_blockio *io, const struct hifc_format_opts *o
     if (rc == 0) {
         rc = new_uuid(sb.uuid);
     }
-    if (rc != 0) {
+    if (rc != 0 || opts->check_only) {
         return rc;
     }
     memcpy(sb.label, opts->label, strlen(opts->label));

@@ -67,7 +67,7 @@ HIFC_API int hifc_format(const char *uri, const struct hifc_format_opts *opts)
 {
     struct rig rig;
     struct hifc_format_opts none = {0};
-    int error = rig_open(&rig, uri, HIFC_DEVICE_CREATE);
+    int error = rig_open(&rig, uri, opts && opts->check_only ? 0 : HIFC_DEVICE_CREATE);
     error = error ? error : hifc_format_device(rig.io, opts ? opts : &none);
     return rig_close(&rig, error);
 }

@@ -111,8 +111,8 @@ TEST(bad_options_are_named)
     CHECK_EQ(hifc_format_device(io, &long_label), -EINVAL);
     struct hifc_format_opts control = {.label = "a\nb"};
     CHECK_EQ(hifc_format_device(io, &control), -EINVAL);
-    struct hifc_format_opts reserved = {.reserved = 1};
-    CHECK_EQ(hifc_format_device(io, &reserved), -EINVAL);
+    struct hifc_format_opts neither = {.check_only = 2};
+    CHECK_EQ(hifc_format_device(io, &neither), -EINVAL);
     io->device.geometry.lba_bytes = 520;
     CHECK_EQ(hifc_format_device(io, NULL), -EINVAL);
     CHECK(strstr(message(), "520"));

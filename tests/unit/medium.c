@@ -98,6 +98,24 @@ TEST(a_device_tells_what_stands_on_it)
     CHECK(strstr(info.signature, "HiFC") != NULL);
 }
 
+TEST(a_check_refuses_as_format_does_and_changes_nothing)
+{
+    struct hifc_format_opts check = {.segment_size_bytes = SEGMENT, .check_only = 1};
+    struct hifc_format_opts large = {.segment_size_bytes = 8u << 20, .force = 1, .check_only = 1};
+    format_ns();
+    struct hifc_ns *ns = open_ns(0);
+    CHECK_EQ(put(ns, 1, 5000), HIFC_OK);
+    CHECK_EQ(hifc_format(NAME, &check), -EBUSY);
+    CHECK_EQ(hifc_close(ns), 0);
+    CHECK_EQ(hifc_format(NAME, &check), -EEXIST);
+    CHECK_EQ(hifc_format(NAME, &large), -ENOSPC);
+    check.force = 1;
+    CHECK_EQ(hifc_format(NAME, &check), 0);
+    ns = open_ns(1);
+    CHECK_EQ(get(ns, 1), HIFC_OK);
+    CHECK_EQ(hifc_close(ns), 0);
+}
+
 TEST(an_erased_device_holds_no_namespace)
 {
     struct hifc_ns *ns;
