@@ -12,6 +12,7 @@ from admin_shell import Shell, code_of
 from hifc_admin import smart_log, target, text
 from hifc_admin.main import main
 from hifc_admin.result import Exit, Failure
+from hifc_admin.system import System
 
 SIZE = "16MiB"
 
@@ -84,18 +85,15 @@ def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[target.Targe
     """A pretended NVMe namespace /dev/nvme7n2 and the root of a sysfs that describes it."""
     block = tmp_path / "sys/class/block/nvme7n2"
     (block / "device").mkdir(parents=True)
-    (block / "holders").mkdir()
     (block / "device/serial").write_text("S5GX  \n")
     (block / "nsid").write_text("2\n")
     monkeypatch.setattr(target.Target, "is_block_device", True)
-    monkeypatch.setattr(target, "_refuse_if_held", lambda *_: None)
     return target.parse("file:///dev/nvme7n2"), tmp_path
 
 
 def test_a_drive_is_confirmed_by_serial_and_nsid(drive: tuple[target.Target, Path]) -> None:
     device, sysroot = drive
     assert target.confirm_ids(device, sysroot) == ["S5GX/2"]
-    target.refuse_if_in_use(device, sysroot)
 
 
 def test_a_fabrics_namespace_is_confirmed_by_nqn_and_nsid() -> None:
@@ -109,21 +107,10 @@ def test_a_path_may_be_percent_encoded(tmp_path: Path) -> None:
     assert device.parameters == {"size": "1MiB"}
 
 
-def test_a_drive_below_a_volume_is_refused(drive: tuple[target.Target, Path]) -> None:
-    device, sysroot = drive
-    part = sysroot / "sys/class/block/nvme7n2/nvme7n2p1/holders"
-    part.mkdir(parents=True)
-    (part / "dm-0").touch()
-    with pytest.raises(Failure) as caught:
-        target.refuse_if_in_use(device, sysroot)
-    assert caught.value.exit is Exit.REFUSED
-    assert "nvme7n2p1 is part of dm-0" in caught.value.problem.detail
-
-
 def test_a_drive_that_cannot_be_checked_is_refused(drive: tuple[target.Target, Path]) -> None:
     device, sysroot = drive
     with pytest.raises(Failure) as caught:
-        target.refuse_if_in_use(device, sysroot / "empty")
+        target.refuse_if_in_use(device, System(sysroot / "empty"))
     assert caught.value.problem.code == "not-checked"
 
 
@@ -215,3 +202,48 @@ def test_a_dry_run_of_format_changes_nothing(admin: Shell, uri: str, path: Path)
     assert code == Exit.DONE
     assert document["data"]["steps"]
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected", "said"),
+    [
+        (["--segment-size", "3MiB"], Exit.USAGE, "power of two"),
+        (["--segment-size", "64MiB"], Exit.FAILED, "too few"),
+        (["--label", "x" * 32], Exit.USAGE, "label"),
+    ],
+)
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_dry_run_of_format_refuses_like_the_real_one(
+    admin: Shell, uri: str, path: Path, is_there: bool, words: list[str], expected: Exit, said: str
+) -> None:
+    if is_there:
+        path.write_bytes(bytes(16 << 20))
+    command = ["format", uri, "--confirm", str(path), *words]
+    for option in ([], ["--dry-run"]):
+        code, document = admin.json(*command, *option)
+        assert code == expected, document
+        assert said in document["problems"][0]["detail"]
+        assert "ram://" not in document["problems"][0]["detail"]
+
+
+def test_a_dry_run_of_format_refuses_what_is_there(admin: Shell, uri: str, path: Path) -> None:
+    assert admin("format", uri, "--confirm", str(path)) == Exit.DONE
+    before = path.read_bytes()
+    command = ["format", uri, "--confirm", str(path), "--dry-run"]
+    code, document = admin.json(*command)
+    assert (code, code_of(document)) == (Exit.REFUSED, "occupied")
+    assert admin.json(*command, "--force")[0] == Exit.DONE
+    assert path.read_bytes() == before
+
+
+def test_a_dry_run_of_format_refuses_a_file_that_has_no_room(admin: Shell, path: Path) -> None:
+    uri = f"file://{path}?size=4096TiB"
+    code, document = admin.json("format", uri, "--confirm", str(path), "--dry-run")
+    assert (code, code_of(document)) == (Exit.FAILED, "failed")
+    assert "has room for" in document["problems"][0]["detail"]
+
+
+def test_a_dry_run_of_format_in_a_folder_that_is_missing(admin: Shell, path: Path) -> None:
+    missing = path.parent / "none" / "kv"
+    command = ["format", f"file://{missing}?size=16MiB", "--confirm", str(missing)]
+    assert admin(*command) == admin(*command, "--dry-run") == Exit.FAILED

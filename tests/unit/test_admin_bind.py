@@ -14,7 +14,8 @@ import pytest
 
 from admin_shell import Shell, code_of
 from fake_host import GROUPS, PCI, Host, Killed
-from hifc_admin.result import Exit
+from hifc_admin import target
+from hifc_admin.result import Exit, Failure
 
 BDF = "0000:3b:00.0"
 OTHER = "0000:3c:00.0"
@@ -316,7 +317,11 @@ USES: list[tuple[Callable[[Host, str], None], str]] = [
 
 @pytest.mark.parametrize(("use", "code"), USES, ids=[use.__name__ for use, _ in USES])
 def test_a_drive_in_use_stays(
-    host: Host, on_host: Shell, use: Callable[[Host, str], None], code: str
+    host: Host,
+    on_host: Shell,
+    monkeypatch: pytest.MonkeyPatch,
+    use: Callable[[Host, str], None],
+    code: str,
 ) -> None:
     node = host.add_drive(BDF, partitions=2)
     use(host, node)
@@ -338,6 +343,14 @@ def test_a_drive_in_use_stays(
         (drive,) = listed["data"]["drives"]
         assert drive["in_use"], drive
         assert code in [use["kind"] for use in drive["uses"]]
+    # And so do format and erase, which leave the drive to the kernel's driver.
+    if use in (in_process_by_controller, with_dead_controller):
+        return
+    monkeypatch.setattr(target.Target, "is_block_device", True)
+    with pytest.raises(Failure) as caught:
+        target.refuse_if_in_use(target.parse(f"file:///dev/{node}"), host.system)
+    assert caught.value.exit is Exit.REFUSED
+    assert code in [problem.code for problem in caught.value.result().problems]
 
 
 def test_a_mount_is_told_with_its_folder(host: Host, on_host: Shell) -> None:
@@ -512,6 +525,53 @@ def test_locked_memory_of_whom_it_is_for(
     code, document = on_host.json("bind", BDF, *words)
     assert code == expected
     assert codes(document) == ([] if expected == Exit.DONE else ["locked-memory"])
+
+
+@pytest.mark.parametrize(
+    ("unit", "drop_in", "expected"),
+    [
+        ("[Service]\nUser=kv\n", "", Exit.PREREQUISITE),
+        ("[Service]\nUser=kv\nLimitMEMLOCK=64M\n", "", Exit.PREREQUISITE),
+        ("[Service]\nUser=kv\nLimitMEMLOCK=1G\n", "", Exit.DONE),
+        ("[Service]\nUser=kv\n", "[Service]\nLimitMEMLOCK=infinity\n", Exit.DONE),
+        ("[Service]\nUser=kv\nLimitMEMLOCK=infinity\n", "#LimitMEMLOCK=8M\n", Exit.DONE),
+        (
+            "[Service]\nUser=kv\nLimitMEMLOCK=infinity\n",
+            "[Service]\nLimitMEMLOCK=8M:infinity\n",
+            Exit.PREREQUISITE,
+        ),
+        ("[Service]\nUser=root\nLimitMEMLOCK=8M\n", "", Exit.DONE),
+        ("[Service]\nUser=ann\nLimitMEMLOCK=8M\n", "", Exit.DONE),
+    ],
+)
+def test_locked_memory_of_the_service_of_a_user(
+    host: Host, on_host: Shell, unit: str, drop_in: str, expected: Exit
+) -> None:
+    """What a login of the user may lock says nothing about its service."""
+    host.add_drive(BDF)
+    host.put("/usr/lib/systemd/system/kv-server.service", unit)
+    if drop_in:
+        host.put("/etc/systemd/system/kv-.service.d/50-limit.conf", drop_in)
+    code, document = on_host.json("bind", BDF, "--user", "kv")
+    assert code == expected
+    assert codes(document) == ([] if expected == Exit.DONE else ["locked-memory"])
+    if expected == Exit.PREREQUISITE:
+        (problem,) = document["problems"]
+        assert "kv-server.service" in problem["detail"]
+        assert problem["fix"].startswith("hifc-admin install --service kv-server.service")
+
+
+def test_locked_memory_of_a_service_of_the_group(host: Host, on_host: Shell) -> None:
+    host.add_drive(BDF)
+    unit = "[Service]\nUser=ann\nSupplementaryGroups=video hifc\n"
+    host.put("/etc/systemd/system/other.service", unit)
+    code, document = on_host.json("bind", BDF)
+    assert (code, codes(document)) == (Exit.PREREQUISITE, ["locked-memory"])
+    # A unit of the administrator hides the vendor's of the same name.
+    host.put("/usr/lib/systemd/system/other.service", f"{unit}LimitMEMLOCK=infinity\n")
+    assert on_host("bind", BDF) == Exit.PREREQUISITE
+    host.put("/etc/systemd/system.conf", "[Manager]\nDefaultLimitMEMLOCK=infinity\n")
+    assert on_host("bind", BDF) == Exit.DONE
 
 
 def test_without_the_group_hifc_root_alone_gets_it(host: Host, on_host: Shell) -> None:

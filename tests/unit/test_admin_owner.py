@@ -123,4 +123,4 @@ def test_nobody_there(admin: Shell, short: Path, make: Callable[[Path], None]) -
 
 def test_a_device_without_an_owner(admin: Shell, short: Path) -> None:
     code, document = admin.json("stats", f"file://{short}/none")
-    assert (code, code_of(document)) == (Exit.FAILED, "not-owned")
+    assert (code, code_of(document)) == (Exit.PREREQUISITE, "not-owned")

@@ -123,7 +123,7 @@ def test_intervals_are_bounded(admin: Shell, interval: str) -> None:
 def test_nobody_to_watch(admin: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, "owners", lambda: iter([]))
     code, document = admin.json("top")
-    assert (code, code_of(document)) == (Exit.USAGE, "not-owned")
+    assert (code, code_of(document)) == (Exit.PREREQUISITE, "not-owned")
 
 
 def test_two_to_choose_from(admin: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

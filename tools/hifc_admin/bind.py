@@ -16,13 +16,13 @@ from collections.abc import Callable
 from hifc_admin import handover, iommu, records
 from hifc_admin.bind_checks import (
     Access,
-    Claims,
     Options,
     access_of,
     check_memory,
     check_usage,
     warnings,
 )
+from hifc_admin.claims import Claims
 from hifc_admin.drives import Drive, find_drive
 from hifc_admin.plan import Plan
 from hifc_admin.result import Exit, Failure, Problem, Result, Severity

@@ -4,14 +4,14 @@ whoever is to drive it gets the memory for that."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hifc_admin import accounts, iommu, memory
+from hifc_admin.claims import Claims, claimed_usage
 from hifc_admin.drives import Drive
 from hifc_admin.result import Exit, Failure, Problem, Severity
 from hifc_admin.system import System
-from hifc_admin.usage import Usage, Use, find_usage, not_checked
+from hifc_admin.usage import Usage, Use, not_checked
 
 
 @dataclass(frozen=True)
@@ -68,48 +68,11 @@ def access_of(system: System, options: Options) -> Access:
     return Access(user, name, gid)
 
 
-@dataclass
-class Claims:
-    """Exclusive descriptors of a drive's namespaces: while they are open, nothing mounts them."""
-
-    system: System
-    held: dict[str, int] = field(default_factory=dict)
-
-    def take(self, drive: Drive) -> list[Use]:
-        """Claims all namespaces; a Use for each node where the kernel does not grant it."""
-        blocked = []
-        for namespace in drive.namespaces:
-            if namespace.is_hidden:
-                continue
-            try:
-                self.held[namespace.node] = self.system.claim(f"/dev/{namespace.node}")
-            except OSError as error:
-                # A claim of the whole bars its partitions, and is barred by theirs: say which.
-                nodes = [node for node in namespace.partitions if not self._is_free(node)]
-                blocked += [_claimed(node, error) for node in nodes or [namespace.node]]
-        return blocked
-
-    def release(self) -> None:
-        while self.held:
-            os.close(self.held.popitem()[1])
-
-    def _is_free(self, node: str) -> bool:
-        try:
-            os.close(self.system.claim(f"/dev/{node}"))
-        except OSError:
-            return False
-        return True
-
-
 def check_usage(system: System, drive: Drive, claims: Claims) -> Usage:
-    """Takes the claims, then looks at what uses the drive and at what is on it."""
-    blocked = claims.take(drive)
-    usage = find_usage(system, drive, claims.held)
+    """What uses the drive and what is on it, the claims taken and kept."""
+    usage = claimed_usage(system, drive, claims)
     if drive.driver in (None, *iommu.USERSPACE_DRIVERS):
         usage.uses.append(_left_the_kernel(drive))
-    # Where it is told what uses a node, it is no news that the kernel refuses the claim.
-    told = {use.node for use in usage.uses if not use.override}
-    usage.uses += [use for use in blocked if use.node not in told]
     return usage
 
 
@@ -153,16 +116,6 @@ def warnings(
         fix = "hifc-admin install, then bind it again"
         found.append(Problem("root-only", drive.bdf, detail, "/etc/group", fix))
     return [Problem(**{**vars(problem), "severity": Severity.WARNING}) for problem in found]
-
-
-def _claimed(node: str, error: OSError) -> Use:
-    return Use(
-        "claimed",
-        node,
-        f"the kernel does not give /dev/{node} to this process alone: something has claimed it",
-        f"open with O_EXCL: {error.strerror}",
-        "lsblk and the kernel's log may tell what it is; a pool, an array or a target, say",
-    )
 
 
 def _left_the_kernel(drive: Drive) -> Use:

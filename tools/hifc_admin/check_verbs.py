@@ -10,16 +10,19 @@ fails its checksum are deleted. It restores no data.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hifc.errors import DeviceBusy
 from hifc.namespace import Namespace
 from hifc.stats import CheckResult, NamespaceStats
 from hifc_admin import progress, scan, text
 from hifc_admin.medium_verbs import size
 from hifc_admin.parsing import Verbs, add_verb
-from hifc_admin.result import Exit, Problem, Result, Severity
+from hifc_admin.result import Exit, Failure, Problem, Result, Severity
 
 KEYS_NAMED_MAX = 100
 
@@ -58,6 +61,24 @@ def register(verbs: Verbs) -> None:
     )
 
 
+@contextlib.contextmanager
+def _at_rest(arguments: argparse.Namespace) -> Iterator[None]:
+    """Says what to do where a running engine has the namespace open: nothing can be compared with
+    what it changes meanwhile."""
+    try:
+        yield
+    except DeviceBusy as error:
+        pids = " ".join(map(str, error.holders))
+        fix = (
+            f"an engine verifies each value that it reads: hifc-admin stats "
+            f"{shlex.quote(arguments.uri)} shows corrupt_count; to verify all of them, stop it"
+            + (f" (process {pids})" if pids else "")
+            + " and repeat"
+        )
+        problem = Problem("in-use", arguments.uri, str(error), fix=fix)
+        raise Failure(Exit.REFUSED, problem) from error
+
+
 # ---- fsck
 
 
@@ -89,7 +110,7 @@ def _look(namespace: Namespace, payload: bool) -> _Look:
 
 def fsck(arguments: argparse.Namespace) -> Result:
     uri, payload = arguments.uri, arguments.payload
-    with Namespace.open(uri, read_only=True) as namespace:
+    with _at_rest(arguments), Namespace.open(uri, read_only=True) as namespace:
         before = _look(namespace, payload)
     data = {"uri": uri, "payload": payload, **before.data()}
     result = Result(data, text.pairs(data.items()), _problems(uri, before))
@@ -181,7 +202,10 @@ def _delete_lost(arguments: argparse.Namespace, namespace: Namespace) -> list[by
 
 def scrub(arguments: argparse.Namespace) -> Result:
     uri = arguments.uri
-    with Namespace.open(uri, read_only=True, pool_size=_pool_size(uri)) as namespace:
+    with (
+        _at_rest(arguments),
+        Namespace.open(uri, read_only=True, pool_size=_pool_size(uri)) as namespace,
+    ):
         found = _scan(arguments, namespace, scan.Rate(arguments.rate))
     named = [key.hex() for key in found.lost_keys[:KEYS_NAMED_MAX]]
     data = {

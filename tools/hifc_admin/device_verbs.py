@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 
 from hifc import device
-from hifc_admin import owner, smart_log, text
+from hifc_admin import owner, smart_log, target, text
 from hifc_admin.parsing import Verbs, add_verb
 from hifc_admin.result import Exit, Failure, Problem, Result
 
@@ -36,6 +36,11 @@ def health_log(uri: str) -> bytes:
     path = owner.find(uri)
     if path is not None:
         return bytes.fromhex(owner.ask(path, "health")["log"])
+    medium = target.parse(uri)
+    if medium.scheme == "ram" or (medium.scheme == "file" and not medium.is_block_device):
+        detail = "this is no drive, so it has no health log"
+        fix = "name the drive below it: hifc-admin list"
+        raise Failure(Exit.USAGE, Problem("no-drive", uri, detail, fix=fix))
     found = device.device_info(uri)
     if found.health is None:
         problem = Problem("not-supported", uri, found.health_problem)

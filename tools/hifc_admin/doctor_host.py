@@ -18,6 +18,7 @@ from hifc_admin.doctor import (
     warned,
 )
 from hifc_admin.drives import CLASS_NVME
+from hifc_admin.services import services_of
 from hifc_admin.text import size
 
 IOMMU_GROUPS = "/sys/kernel/iommu_groups"
@@ -163,7 +164,11 @@ def locked_memory(scene: Scene) -> Iterator[Finding]:
         return
     problems = memory.locked_problems(system, "", user, group)
     yield from map(of_problem, problems)
-    if not problems:
+    services = services_of(system, user, group)
+    if services and not problems:
+        names = ", ".join(service.name for service in services)
+        yield passed(f"{names} may lock enough memory", services[0].evidence)
+    elif not problems:
         who = f"user {user.name}" if user else f"group {group}"
         limit, where = memory.locked_limit(system, user, group)
         amount = "any amount" if limit is None else size(limit)

@@ -181,6 +181,25 @@ def read_namespace(system: System, node: str) -> Namespace:
     )
 
 
+def of_block_device(system: System, node: str) -> Drive:
+    """A block device of any kind as a drive with that one namespace: for checking its use alone."""
+    generic = node.replace("nvme", "ng", 1)
+    return Drive(
+        bdf=f"/dev/{node}",
+        driver=None,
+        model="",
+        serial="",
+        firmware="",
+        numa_node=None,
+        iommu_group=None,
+        link=Link(None, None, None, None),
+        controller=None,
+        state="",
+        namespaces=(read_namespace(system, node),),
+        generic_nodes=(generic,) if _GENERIC.fullmatch(generic) else (),
+    )
+
+
 def partitions_of(system: System, node: str) -> list[str]:
     folder = f"{BLOCK}/{node}"
     return [name for name in system.names(folder) if system.exists(f"{folder}/{name}/partition")]

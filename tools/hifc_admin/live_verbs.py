@@ -102,11 +102,11 @@ def _socket(name: str | None) -> Path:
     if len(found) == 1:
         return found[0][0]
     if not found:
-        detail, fix = "no engine runs that you may ask", "run as its user or as root"
-    else:
-        detail = f"{len(found)} engines run"
-        fix = "name one: " + ", ".join(str(said.get("uri")) for _, said in found)
-    raise Failure(Exit.USAGE, Problem("not-owned", "top", detail, fix=fix))
+        fix = "start one, or ask as its user or as root"
+        problem = Problem("not-owned", "top", "no engine runs that you may ask", fix=fix)
+        raise Failure(Exit.PREREQUISITE, problem)
+    fix = "name one: " + ", ".join(str(said.get("uri")) for _, said in found)
+    raise Failure(Exit.USAGE, Problem("not-named", "top", f"{len(found)} engines run", fix=fix))
 
 
 def _prometheus(arguments: argparse.Namespace) -> Result:

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import shlex
+import shutil
 
 from hifc import device
 from hifc.device import DeviceInfo, EraseMethod, InfoFlag
-from hifc.errors import ConfigError
+from hifc.errors import ConfigError, HiFCError
 from hifc.namespace import Namespace
 from hifc.units import parse_size
 from hifc_admin import target
+from hifc_admin.failures import failure_of
 from hifc_admin.parsing import Parser, Verbs, add_verb
 from hifc_admin.result import Exit, Failure, Problem, Result, Severity
-from hifc_admin.stats_text import stats_lines
+from hifc_admin.stats_text import namespace_lines
+from hifc_admin.system import System
+from hifc_admin.target import Target
 
 METHODS = {method.name.lower(): method for method in EraseMethod}
 WHAT_IS_LEFT = {
@@ -59,10 +64,9 @@ def register(verbs: Verbs) -> None:
     parser.add_argument(
         "--method",
         choices=[*METHODS, "sanitize"],
-        default="deallocate",
         help="deallocate: tell the drive that nothing is needed; overwrite: write zeros; format: "
         "NVMe Format NVM with user data erase; crypto: the same with cryptographic erase "
-        "(default: %(default)s)",
+        "(default: deallocate, or overwrite where the device does not understand that)",
     )
 
 
@@ -89,18 +93,48 @@ def format_namespace(arguments: argparse.Namespace) -> Result:
     medium = target.parse(arguments.uri)
     command = f"hifc-admin format {shlex.quote(arguments.uri)}"
     target.require_confirmation(medium, arguments.confirm, command)
-    target.refuse_if_in_use(medium)
+    target.refuse_if_in_use(medium, System())
     if arguments.dry_run:
+        _check_format(arguments, medium)
         return _would(arguments.uri, f"lay an empty namespace on {arguments.uri}")
+    _format(arguments, arguments.uri)
+    with Namespace.open(arguments.uri, read_only=True) as namespace:
+        data = {"uri": arguments.uri, **dataclasses.asdict(namespace.stats())}
+    return Result(data, [f"formatted {arguments.uri}", *namespace_lines(data)])
+
+
+def _format(arguments: argparse.Namespace, uri: str, check_only: bool = False) -> None:
     Namespace.format(
-        arguments.uri,
+        uri,
         segment_size=arguments.segment_size,
         force=arguments.force,
         label=arguments.label,
+        check_only=check_only,
     )
-    with Namespace.open(arguments.uri, read_only=True) as namespace:
-        data = {"uri": arguments.uri, **dataclasses.asdict(namespace.stats())}
-    return Result(data, [f"formatted {arguments.uri}", *stats_lines(data)])
+
+
+def _check_format(arguments: argparse.Namespace, medium: Target) -> None:
+    """Raises what format would. A file that is still to be made is tried in memory of its size."""
+    path = medium.path
+    if path is None or path.exists() or "size" not in medium.parameters:
+        _format(arguments, arguments.uri, check_only=True)
+        return
+    size_bytes = parse_size(medium.parameters["size"], "size")
+    room_bytes = shutil.disk_usage(path.parent).free
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        detail, fix = f"{path.parent}: this user may not make files there", "another folder or user"
+        raise Failure(Exit.PREREQUISITE, Problem("not-permitted", arguments.uri, detail, fix=fix))
+    if size_bytes > room_bytes and medium.parameters.get("sparse") != "1":
+        detail = f"{path.parent} has room for {room_bytes} bytes, not for {size_bytes}"
+        fix = "a smaller size, or sparse=1 to allocate on first write"
+        raise Failure(Exit.FAILED, Problem("failed", arguments.uri, detail, fix=fix))
+    pretended = f"ram://?size={size_bytes}"
+    try:
+        _format(arguments, pretended, check_only=True)
+    except HiFCError as error:
+        found = failure_of(error, arguments.uri)
+        detail = found.problem.detail.replace(pretended, arguments.uri)
+        raise Failure(found.exit, dataclasses.replace(found.problem, detail=detail)) from error
 
 
 def erase(arguments: argparse.Namespace) -> Result:
@@ -111,30 +145,39 @@ def erase(arguments: argparse.Namespace) -> Result:
             "while the kernel drives it: nvme sanitize; here: --method crypto, format or overwrite"
         )
         raise Failure(Exit.REFUSED, Problem("not-supported", arguments.uri, detail, fix=fix))
-    method = METHODS[arguments.method]
-    command = f"hifc-admin erase {shlex.quote(arguments.uri)} --method {arguments.method}"
+    command = f"hifc-admin erase {shlex.quote(arguments.uri)}"
+    if arguments.method:
+        command += f" --method {arguments.method}"
     target.require_confirmation(medium, arguments.confirm, command)
-    target.refuse_if_in_use(medium)
+    target.refuse_if_in_use(medium, System())
     found = device.device_info(arguments.uri)
     _refuse_contents(arguments, found)
+    method = METHODS[arguments.method] if arguments.method else _gentlest(found)
+    name = method.name.lower()
     if method in (EraseMethod.FORMAT, EraseMethod.CRYPTO):
         _refuse_format(arguments.uri, method, found)
     elif method is EraseMethod.DEALLOCATE and InfoFlag.DEALLOCATE not in found.flags:
         _refuse_method(arguments.uri, "it does not understand deallocate", "overwrite")
     if arguments.dry_run:
-        return _would(arguments.uri, f"erase {arguments.uri}: {arguments.method}")
+        return _would(arguments.uri, f"erase {arguments.uri}: {name}")
     device.erase(arguments.uri, method)
     data = {
         "uri": arguments.uri,
-        "method": arguments.method,
+        "method": name,
         "size_bytes": found.size_bytes,
         "held": found.signature,
     }
-    result = Result(data, [f"erased {arguments.uri} ({arguments.method})"])
+    result = Result(data, [f"erased {arguments.uri} ({name})"])
     if method in WHAT_IS_LEFT:
         left = Problem("may-remain", arguments.uri, WHAT_IS_LEFT[method], severity=Severity.WARNING)
         result.problems.append(left)
     return result
+
+
+def _gentlest(found: DeviceInfo) -> EraseMethod:
+    """The one that wears the least of those that the device understands."""
+    can_deallocate = InfoFlag.DEALLOCATE in found.flags
+    return EraseMethod.DEALLOCATE if can_deallocate else EraseMethod.OVERWRITE
 
 
 def _would(uri: str, step: str) -> Result:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hifc_admin.accounts import User
 from hifc_admin.mounts import own_mounts
 from hifc_admin.result import Problem
+from hifc_admin.services import Service, services_of
 from hifc_admin.system import System
 from hifc_admin.text import size
 
@@ -162,9 +163,13 @@ def _limit(text: str) -> int | None:
 def locked_problems(
     system: System, subject: str, user: User | None, group: str | None
 ) -> list[Problem]:
-    """Why a HiFC process of that user, or of a member of that group, could not register memory."""
+    """Why a HiFC process of that user, or of a member of that group, could not register memory:
+    its services, or where it has none, a login."""
     if user is not None and user.uid == 0:
         return []
+    services = services_of(system, user, group)
+    if services:
+        return [_short_service(subject, found) for found in services if _is_short(found)]
     limit, where = locked_limit(system, user, group)
     if limit is None or limit >= NEEDED_BYTES:
         return []
@@ -181,3 +186,18 @@ def locked_problems(
             "/etc/security/limits.d/hifc.conf and log in anew",
         )
     ]
+
+
+def _is_short(service: Service) -> bool:
+    return service.locked_bytes is not None and service.locked_bytes < NEEDED_BYTES
+
+
+def _short_service(subject: str, service: Service) -> Problem:
+    return Problem(
+        "locked-memory",
+        subject,
+        f"{service.name} runs as {service.user} and may lock {size(service.locked_bytes or 0)} of "
+        f"memory; all that the drive is to reach counts, and {size(NEEDED_BYTES)} is the least",
+        service.evidence,
+        f"hifc-admin install --service {service.name}, then restart it",
+    )

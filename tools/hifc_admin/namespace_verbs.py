@@ -17,7 +17,7 @@ from hifc_admin import scan, text
 from hifc_admin.medium_verbs import size
 from hifc_admin.parsing import Verbs, add_verb
 from hifc_admin.result import Exit, Failure, Problem, Result
-from hifc_admin.stats_text import stats_lines
+from hifc_admin.stats_text import device_lines, namespace_lines
 
 DUMP_LINE_BYTES = 16
 
@@ -73,8 +73,7 @@ def info(arguments: argparse.Namespace) -> Result:
         stats = dataclasses.asdict(namespace.stats())
     below = _describe(device.device_info(uri))
     data = {"uri": uri, **stats, "device": below}
-    lines = stats_lines({"uri": uri, **stats})
-    return Result(data, [*lines, "", "device", *(f"  {line}" for line in stats_lines(below))])
+    return Result(data, [uri, *namespace_lines(stats), *device_lines(below)])
 
 
 def _describe(found: DeviceInfo) -> dict[str, Any]:

@@ -82,5 +82,5 @@ def socket_of(name: str) -> Path:
             f"sockets looked for in {', '.join('/' + folder for folder in FOLDERS)}",
             f"hifc-admin info {name}",
         )
-        raise Failure(Exit.FAILED, problem)
+        raise Failure(Exit.PREREQUISITE, problem)
     return path

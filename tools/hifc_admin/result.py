@@ -55,15 +55,16 @@ class Result:
 
 
 class Failure(Exception):
-    """Ends a verb with a problem and an exit code."""
+    """Ends a verb with an exit code and a problem, or several, the most telling one first."""
 
-    def __init__(self, exit_code: Exit, problem: Problem) -> None:
+    def __init__(self, exit_code: Exit, problem: Problem, *others: Problem) -> None:
         super().__init__(problem.detail)
         self.exit = exit_code
         self.problem = problem
+        self.others = others
 
     def result(self) -> Result:
-        return Result(data={}, problems=[self.problem], exit=self.exit)
+        return Result(data={}, problems=[self.problem, *self.others], exit=self.exit)
 
 
 def show_json(verb: str, result: Result, out: TextIO) -> None:

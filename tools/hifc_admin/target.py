@@ -7,14 +7,16 @@ Nothing here writes. "Could not check" counts as in use.
 from __future__ import annotations
 
 import dataclasses
-import os
 import shlex
 import stat
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 
 from hifc import device
+from hifc_admin import drives
+from hifc_admin.claims import Claims, claimed_usage
 from hifc_admin.result import Exit, Failure, Problem
+from hifc_admin.system import System
 
 FABRICS = ("spdk+tcp", "spdk+rdma")
 # Attributes of an NVMe namespace that the kernel drives.
@@ -109,31 +111,20 @@ def _read(path: Path) -> str:
         return ""
 
 
-def refuse_if_in_use(target: Target, sysroot: Path = Path("/")) -> None:
-    """Raises Failure if a block device, a partition of it or what is built on them is in use."""
+def refuse_if_in_use(target: Target, system: System) -> None:
+    """Raises Failure if a block device, a partition of it or what is built on them is in use: the
+    same check as before bind. What is written on it is not asked here."""
     path = target.path
     if path is None or not target.is_block_device:
         return
-    block = sysroot / "sys/class/block" / path.name
-    if not block.is_dir():
-        _refuse(target, "not-checked", f"{block} is missing, so its use cannot be checked", "")
-    for part in [block, *sorted(block.glob(f"{path.name}*"))]:
-        holders = sorted(p.name for p in (part / "holders").glob("*"))
-        if holders:
-            _refuse(
-                target, "in-use", f"{part.name} is part of {', '.join(holders)}", f"{part}/holders"
-            )
-        _refuse_if_held(target, path.parent / part.name)
-
-
-def _refuse_if_held(target: Target, node: Path) -> None:
-    # The kernel grants O_EXCL on a block device only while nothing is mounted or built on it.
+    if not system.exists(f"{drives.BLOCK}/{path.name}"):
+        detail = f"{drives.BLOCK}/{path.name} is missing, so its use cannot be checked"
+        raise Failure(Exit.REFUSED, Problem("not-checked", target.uri, detail))
+    claims = Claims(system)
     try:
-        os.close(os.open(node, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
-    except OSError as error:
-        _refuse(target, "in-use", f"{node} could not be opened for this process alone", str(error))
-
-
-def _refuse(target: Target, code: str, detail: str, evidence: str) -> None:
-    fix = "unmount it, turn its swap off or take it out of its array; lsblk shows which"
-    raise Failure(Exit.REFUSED, Problem(code, target.uri, detail, evidence, fix))
+        usage = claimed_usage(system, drives.of_block_device(system, path.name), claims)
+    finally:
+        claims.release()
+    found = [use.problem(target.uri) for use in usage.uses if not use.override]
+    if found:
+        raise Failure(Exit.REFUSED, *found)
