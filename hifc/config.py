@@ -128,7 +128,7 @@ class Config:
     # ---- how it moves
     swap_batch_size: int = _setting(8, _count(1, 1024))  # blocks that move together
     swap_buffer_size: int = _setting(32 * MiB, _size, size=True)  # pool memory for moves
-    prefetch_degree: int = _setting(2, _count(0, 1024))  # blocks, or layers, ahead
+    prefetch_degree: int = _setting(2, _count(0, 1024))  # blocks ahead
     prefetch_window: int = _setting(3, _count(2, 64))
     staging: str = _setting("auto", _choice("auto", "gpu", "pinned", "host"))
     # ---- blocks and models
@@ -136,6 +136,7 @@ class Config:
     resident_ratio: float = _setting(0.25, _number(0.0, 1.0))  # transformers: of all KV
     staging_layers: int = _setting(2, _count(2, 64))  # transformers: rotating layers
     save_prefix: bool = _setting(False, _boolean)  # transformers: keep prefixes for reuse
+    load_or_recompute: str = _setting("auto", _choice("auto", "load", "recompute"))  # a prefix
     salt: str = _setting("", _hex)  # of this tenant's keys, hexadecimal
 
     def __post_init__(self) -> None:

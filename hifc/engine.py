@@ -10,9 +10,7 @@ Thread-safe: one lock, never held across an I/O of a prefetch.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import functools
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hifc import codec
+from hifc import codec, gauges
 from hifc import policy as policies
 from hifc.bar import BarProvider
 from hifc.blocks import BlockTable, KVBlock
@@ -32,7 +30,6 @@ from hifc.config import Config
 from hifc.errors import (
     BackPressure,
     BufferExhausted,
-    ClosedError,
     ConfigError,
     FormatError,
     InvalidRequest,
@@ -44,6 +41,7 @@ from hifc.namespace import Namespace
 from hifc.policy import HiFCPolicy
 from hifc.prefetch import HiFCPrefetcher
 from hifc.publish import Publisher
+from hifc.recompute import LoadOrRecompute
 from hifc.request import Answer, BlockClass, class_of, key_bytes
 from hifc.ticket import Ticket
 from hifc.units import format_size, page_up
@@ -53,6 +51,8 @@ if TYPE_CHECKING:
 
 # Reuse blocks that left memory are remembered for their heat, the last so many of them.
 ABSENT_MAX = 65536
+# Models whose load and compute times are remembered.
+MODELS_MAX = 16
 
 
 class HiFC:
@@ -91,9 +91,11 @@ class HiFC:
         self._prefetched: set[bytes] = set()
         self._pending_bytes = 0  # of prefetches under way
         self._absent: dict[bytes, None] = {}  # reuse blocks known and not resident, oldest first
+        self._costs: dict[str, LoadOrRecompute] = {}
+        self.costs: LoadOrRecompute | None = None  # of the model that was used last
         self._limit_bytes = self.config.memory_budget - self.config.memory_reserved
         self.namespace = open_namespace(self.config, bar)
-        self._gauges()
+        gauges.register(self)
         self._publisher = Publisher(self)
 
     # ---- blocks in and out
@@ -253,9 +255,25 @@ class HiFC:
         options.setdefault("slots", self.config.staging_layers)
         options.setdefault("salt", bytes.fromhex(self.config.salt))
         options.setdefault("metrics", self.metrics)
+        options.setdefault("load_or_recompute", self._costs_of(model_config))
         if self.config.block_tokens != Config.block_tokens:
             options.setdefault("block_tokens", self.config.block_tokens)
         return HiFCCache(self.namespace, model_config, max_tokens, **options)
+
+    def _costs_of(self, model_config: Any) -> LoadOrRecompute:
+        """The measurements of a model, kept from cache to cache."""
+        from hifc.integrations.identity import fingerprint
+
+        name = fingerprint(model_config)
+        with self._lock:
+            costs = self._costs.pop(name, None)
+            if costs is None:
+                costs = LoadOrRecompute(self.config.load_or_recompute, self.metrics)
+            self._costs[name] = costs  # the latest is the last
+            if len(self._costs) > MODELS_MAX:
+                del self._costs[next(iter(self._costs))]
+            self.costs = costs
+            return costs
 
     # ---- the end
 
@@ -513,30 +531,6 @@ class HiFC:
         self._absent.pop(block.key, None)
         block.memory = None
 
-    def _gauges(self) -> None:
-        gauge = self.metrics.gauge
-        gauge("resident_bytes", "Bytes of resident blocks", lambda: self.blocks.resident_bytes)
-        gauge("blocks", "Blocks known", lambda: len(self.blocks))
-        gauge("hot_ratio", "Share of blocks kept hot", lambda: self.classifier.hot_ratio)
-        for name, text in (
-            ("device_write_bytes", "Bytes written to the device"),
-            ("device_read_bytes", "Bytes read from the device"),
-            ("bounce_bytes", "Bytes copied between buffers by the CPU"),
-            ("entries", "Entries of the namespace"),
-            ("free_bytes", "Free bytes of the namespace"),
-            ("write_amplification", "Bytes written over bytes accepted"),
-            ("prefetch_submitted", "Descriptors taken from request rings"),
-            ("prefetch_completed", "Descriptors whose bytes arrived and were verified"),
-            ("prefetch_failed", "Descriptors answered with a miss or an error"),
-            ("prefetch_duplicates", "Descriptors of reads on their way already"),
-            ("prefetch_cancelled", "Descriptors taken back before their read started"),
-            ("prefetch_bad", "Descriptors that made no sense"),
-            ("prefetch_overflowed", "Descriptors that found their ring full"),
-            ("prefetch_reads", "Reads made of descriptors"),
-            ("prefetch_bytes", "Bytes brought by request rings"),
-        ):
-            gauge(f"namespace_{name}", text, functools.partial(self._stat, name))
-
     def publish(self, before: Mapping[str, float]) -> Mapping[str, float]:
         """What hifc.publish calls: shows the counters beside the namespace's own statistics."""
         values = {
@@ -545,11 +539,6 @@ class HiFC:
         if values != before:
             self.namespace.publish(values)
         return values
-
-    def _stat(self, name: str) -> float:
-        with contextlib.suppress(ClosedError):
-            return float(getattr(self.namespace.stats(), name))
-        return 0.0
 
 
 def open_namespace(config: Config, bar: BarProvider | None = None) -> Namespace:

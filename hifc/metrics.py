@@ -28,6 +28,11 @@ COUNTERS: dict[str, str] = {
     "policy_overruled": "Blocks that left memory although the policy wanted to keep them",
     "offload_failed": "Early moves to flash that the device had no room for",
     "rejected": "Blocks that admission declined to write",
+    "prefix_loaded": "Stored prefixes that were loaded",
+    "prefix_recomputed": "Stored prefixes that were computed again, since that was to be faster",
+    "prefix_probed": "Stored prefixes that were loaded to measure it again",
+    "prefix_predicted_us": "Time that prompts with a stored prefix were expected to take",
+    "prefix_actual_us": "Time that the same prompts took",
     "raw_bytes": "Bytes of tensors before compression",
     "stored_bytes": "Bytes of tensors after compression",
 }

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from hifc.blocks import BlockKeys
 from hifc.errors import InvalidRequest
 from hifc.layer_plan import round_up
+from hifc.recompute import Watch
 from hifc.request import Answer, KeyArray, Op, make_requests
 from hifc.reservation import Lease
 from hifc.stream_buffers import Requests, discard, settle, settle_answers
@@ -53,11 +54,12 @@ def save(stream: KVStream, tokens: Tokens) -> int:
     return len(tokens) if found == len(names) else found * stream.plan.block_tokens
 
 
-def load(stream: KVStream, tokens: Tokens) -> int:
-    """Makes the longest stored prefix of tokens the beginning of an empty stream.
+def load(stream: KVStream, tokens: Tokens, watch: Watch) -> int:
+    """Makes the longest stored prefix of tokens the beginning of an empty stream, if watch decides
+    that loading it is faster than computing it.
 
     Returns its length, at most len(tokens) - 1: the model must see one token at least, or
-    generate would run the whole prompt again.
+    generate would run the whole prompt again. 0: nothing is stored, or it is to be computed.
     """
     _check(stream, tokens)
     if stream.lengths[0]:
@@ -68,10 +70,11 @@ def load(stream: KVStream, tokens: Tokens) -> int:
     partial = _find_partial(stream, tokens, keys, blocks)
     while True:
         found = _Found(stream, keys.full, blocks, partial, limit)
-        if found.tokens == 0:
+        if found.tokens == 0 or not watch.decide(found.tokens, len(tokens)):
             return 0
         missing = found.load(stream)
         if missing is None:
+            watch.loaded(found.tokens)
             return found.tokens
         if missing < blocks:
             blocks, partial = missing, None

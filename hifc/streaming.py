@@ -329,9 +329,7 @@ class LayerStream:
 
     # ---- writes
 
-    def write(
-        self, part: int, first: int, end: int, requests: Requests
-    ) -> tuple[Ticket, Requests]:
+    def write(self, part: int, first: int, end: int, requests: Requests) -> tuple[Ticket, Requests]:
         """Writes part's share of the blocks [first, end), which have become full: requests, which
         name the memory. What they read must stay as it is until the ticket is done."""
         share = self.plan.share_bytes

