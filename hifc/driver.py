@@ -365,6 +365,7 @@ _SYMBOLS: dict[str, tuple[Any, tuple[Any, ...], str | None]] = {
     "hifc_ticket_free": (None, (_TICKET,), None),
     "hifc_ring_open": (c_int, (_NS, POINTER(RingOpts), POINTER(_RING)), "open a ring"),
     "hifc_ring_base": (c_void_p, (_RING, POINTER(c_uint64)), None),
+    "hifc_ring_fd": (c_int, (_RING,), "look at a ring"),
     "hifc_ring_submit": (c_int, (_RING, _ARRAY, c_uint32), "submit to a ring"),
     "hifc_ring_kick": (c_int, (_RING,), "kick a ring"),
     "hifc_ring_wait": (c_int, (_RING, _ARRAY, c_uint32, c_int64), "wait for a ring"),

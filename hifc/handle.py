@@ -4,8 +4,8 @@
 Invariants:
 - hifc_close runs once, and never while a call is inside or a ticket lives: `enter` and `leave`
   count the calls, `close` settles the tickets first.
-- Finalizers (of buffers, tickets, reservations) may run in any thread and at any moment, so they
-  only append to a deque. Whoever calls next reaps it.
+- Finalizers (of buffers, tickets, reservations, rings) may run in any thread and at any moment, so
+  they only append to a deque. Whoever calls next reaps it.
 - Arrays over pool memory stay valid after close: the mapping is then kept until the last dies.
 - In a child of fork() nothing here touches libhifc.
 """
@@ -66,6 +66,7 @@ class Handle:
         self.tickets: dict[int, weakref.ref[Any]] = {}
         self.dropped: collections.deque[tuple[int, object]] = collections.deque()
         self.abandoned: collections.deque[int] = collections.deque()  # reservations
+        self.dropped_rings: collections.deque[tuple[int, object]] = collections.deque()
         size = ctypes.c_uint64()
         self.pool_base: int = lib.hifc_pool_base(pointer, 0, ctypes.byref(size)) or 0
         self.pool_size_bytes: int = size.value
@@ -232,6 +233,7 @@ class Handle:
                 self.lib.hifc_ticket_free(item[0])
             else:
                 self.dropped.append(item)
+        self._reap_rings()
         while self.abandoned:
             try:
                 handle = self.abandoned.popleft()
@@ -239,6 +241,25 @@ class Handle:
                 break
             with contextlib.suppress(ClosedError):
                 self._abort(handle)
+
+    def _reap_rings(self) -> None:
+        while self.dropped_rings:
+            try:
+                item = self.dropped_rings.popleft()
+            except IndexError:
+                break
+            try:
+                self.lib.hifc_ring_close(item[0])
+            except WaitTimeout:  # a read of it does not end: its arena stays as long
+                self.dropped_rings.append(item)
+                break
+
+    def ring_died(self, pointer: int, arena: object) -> None:
+        """Of a ring that nobody closed, from its finalizer."""
+        if os.getpid() == self.pid:
+            self.dropped_rings.append((pointer, arena))
+            if self._state == _CLOSED:
+                self._reap_rings()  # the namespace has answered it: that does not block
 
     def _abort(self, handle: int) -> None:
         request = driver.Request(op=_OP_ABORT, handle=handle)
@@ -319,6 +340,7 @@ class Handle:
                     last.callback(release)
         finally:
             self.pointer = 0
+            self._reap_rings()
             if kept is not None:
                 self._kept.append(kept)
                 self._release_kept()

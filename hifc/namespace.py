@@ -47,6 +47,7 @@ from hifc.request import (
     make_requests,
 )
 from hifc.reservation import Lease, Reservation
+from hifc.ring import Ring, open_ring
 from hifc.staging import Staging
 from hifc.stats import (
     CheckResult,
@@ -211,6 +212,32 @@ class Namespace(Calls):
         if offset < 0:
             raise InvalidRequest("this array does not lie in a pool: make it with ns.buffer(...)")
         return offset
+
+    # ---- request rings
+
+    def ring(
+        self,
+        arena: ByteArray,
+        read_max: int,
+        *,
+        slots: int = 1024,
+        statuses: int = 0,
+        poll_us: int = 0,
+    ) -> Ring:
+        """A ring of descriptors of reads that nobody waits for yet: see hifc.ring.
+
+        arena: where reads go, a buffer or a view of one that begins on a page; its whole pages
+        count, and it is kept while the ring is open. read_max: no read writes more bytes than
+        this from its place on. slots: a power of two from 16 to 65536. statuses: status words, 0
+        for as many as slots. poll_us: how long a descriptor may stand that nobody kicked, 0 for
+        200.
+        InvalidRequest: one of these does not fit. NoSpace: 16 rings are open.
+        """
+        self._handle.enter()
+        try:
+            return open_ring(self._handle, arena, read_max, slots, statuses, poll_us)
+        finally:
+            self._handle.leave()
 
     # ---- one value
 

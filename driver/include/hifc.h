@@ -289,6 +289,8 @@ HIFC_API int hifc_ring_open(struct hifc_ns *ns, const struct hifc_ring_opts *opt
                             struct hifc_ring **out);
 /* The region, which begins with struct hifc_ring_header; mapped until the ring is closed. */
 HIFC_API void *hifc_ring_base(struct hifc_ring *ring, uint64_t *size_bytes);
+/* Its memfd, for mappings that outlive the ring or are another process's. The ring closes it. */
+HIFC_API int hifc_ring_fd(struct hifc_ring *ring);
 /* Produces for the caller: publishes the first of the descriptors, as many as there is room for, and
  * returns how many; the others have overflowed and are counted. Sequences are filled in. Several
  * threads may call it at once. -EINVAL: one names a status word that is not there; none was taken. */

@@ -274,6 +274,11 @@ HIFC_API void *hifc_ring_base(struct hifc_ring *ring, uint64_t *size_bytes)
     return ring->memory.header;
 }
 
+HIFC_API int hifc_ring_fd(struct hifc_ring *ring)
+{
+    return ring->memory.fd;
+}
+
 HIFC_API int hifc_ring_submit(struct hifc_ring *ring, const struct hifc_descriptor *descriptors,
                               uint32_t count)
 {

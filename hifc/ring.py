@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Request rings: reads that somebody will want soon, named by descriptors in shared memory.
+
+    with ns.ring(arena, block_bytes) as ring:
+        wanted = make_descriptors(keys, places, words)
+        ring.submit(wanted)             # no Python object per block, does not wait
+        ...
+        ring.wait(words)
+        ring.statuses[words] == RingStatus.OK
+
+The layout, and how memory is ordered for producers of your own (a kernel on a GPU, a thread that
+writes `ring.descriptors` itself), is told in driver/include/hifc_ring.h and docs/ring.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import enum
+import mmap
+import os
+import time
+import weakref
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hifc.driver import DESCRIPTOR, PAGE_BYTES, RingHeader, RingOpts
+from hifc.errors import ClosedError, InvalidRequest
+from hifc.handle import WAIT_SLICE_US, Handle
+from hifc.memory import ByteArray, memory_of
+from hifc.request import Keys, keys_array
+
+__all__ = ["DESCRIPTOR", "Ring", "RingOp", "RingStatus", "make_descriptors"]
+
+Counts: TypeAlias = Any  # an int, or an integer array of shape (n,)
+
+_OP_SHIFT = 24
+_STATUSES_MAX = 1 << 24
+
+
+class RingOp(enum.IntEnum):
+    """HIFC_RING_OP_*."""
+
+    READ = 1
+    CANCEL = 2
+
+
+class RingStatus(enum.IntEnum):
+    """What a status word holds, where it is no negative errno (see hifc_ring.h)."""
+
+    OK = 0  # the bytes are there and verified
+    MISS = 1
+    PENDING = 3
+    RETRY = 5
+    WAITING = 7  # not answered yet
+    CANCELLED = 8
+    DUPLICATE = 9  # on its way already, to the place of who asked first
+    IDLE = 10  # no descriptor has used this word yet
+
+
+def make_descriptors(
+    keys: Keys,
+    places: Counts,
+    words: Counts,
+    *,
+    first_part: Counts = 0,
+    part_count: Counts = 0,
+    op: RingOp = RingOp.READ,
+) -> npt.NDArray[np.void]:
+    """An array of n descriptors, for n keys: a (n, 16) uint8 array or a sequence of 16 bytes each.
+
+    places: where the bytes go, in pages of 4 KiB from the arena's start. words: the status word of
+    each. part_count 0 asks for the whole value. InvalidRequest: a number does not fit its field.
+    """
+    raw = keys_array(keys)
+    descriptors = np.zeros(len(raw), dtype=DESCRIPTOR)
+    descriptors["key"] = raw
+    _fill(descriptors, "place", places, 1 << 32)
+    _fill(descriptors, "first_part", first_part, 1 << 16)
+    _fill(descriptors, "part_count", part_count, 1 << 16)
+    _fill(descriptors, "control", words, _STATUSES_MAX)
+    descriptors["control"] |= np.uint32(int(op) << _OP_SHIFT)
+    return descriptors
+
+
+def _fill(descriptors: npt.NDArray[np.void], name: str, values: Counts, limit: int) -> None:
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu" or array.shape not in {(), descriptors.shape}:
+        raise InvalidRequest(
+            f"{name}: use an integer, or {descriptors.size} of them, not {array.dtype} of shape "
+            f"{array.shape}"
+        )
+    if array.size and not 0 <= int(array.min()) <= int(array.max()) < limit:
+        raise InvalidRequest(f"{name}: numbers are from 0 to {limit - 1}")
+    descriptors[name] = array
+
+
+class Ring:
+    """A request ring of a namespace. Made by `Namespace.ring`; a context manager that closes it.
+
+    descriptors: array of DESCRIPTOR, shape (slots,), the slots themselves. statuses: int32 array,
+    shape (statuses,). Both stay valid after close. Every method may be called from any thread.
+    """
+
+    def __init__(self, handle: Handle, pointer: int, pool: int, arena: ByteArray) -> None:
+        self._handle = handle
+        self._lib = handle.lib
+        self._pointer: int | None = pointer
+        self._pool = pool
+        self._arena = arena
+        # A mapping of its own, which lives as long as arrays point into it.
+        descriptor = self._lib.hifc_ring_fd(pointer)
+        self._region = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+        self.header = RingHeader.from_buffer(self._region)
+        self.descriptors: npt.NDArray[np.void] = np.frombuffer(
+            self._region, DESCRIPTOR, self.header.slots, self.header.slots_offset
+        )
+        self.statuses: npt.NDArray[np.int32] = np.frombuffer(
+            self._region, np.int32, self.header.statuses, self.header.statuses_offset
+        )
+        self._finalizer = weakref.finalize(self, handle.ring_died, pointer, arena)
+
+    @property
+    def address(self) -> int:
+        """Of the region, in this process: what cudaHostRegister takes, with header.region_bytes."""
+        return ctypes.addressof(self.header)
+
+    @property
+    def arena(self) -> ByteArray:
+        """The memory that places count in."""
+        return self._arena
+
+    @property
+    def closed(self) -> bool:
+        """True once the ring, or its namespace, takes nothing any more."""
+        return self._pointer is None or self._handle.closed
+
+    def submit(self, descriptors: npt.NDArray[np.void]) -> int:
+        """Publishes an array of DESCRIPTOR, the first ones if the ring has no room for all.
+
+        Returns how many; the others are lost, and counted in stats().prefetch_overflowed. Each
+        status word waits until it is answered. The array may be used again at once.
+        InvalidRequest: another dtype, or a status word that is not there.
+        """
+        if descriptors.dtype != DESCRIPTOR or descriptors.ndim != 1:
+            raise InvalidRequest(
+                f"descriptors are an array of hifc.ring.DESCRIPTOR of shape (n,), not "
+                f"{descriptors.dtype} of shape {descriptors.shape}: see make_descriptors"
+            )
+        array = np.ascontiguousarray(descriptors)
+        return int(self._inside("hifc_ring_submit", array.ctypes.data, array.size))
+
+    def cancel(self, words: npt.ArrayLike) -> int:
+        """Takes back the reads of these status words, where they have not started: those are
+        answered CANCELLED. Returns how many cancellations the ring had room for."""
+        indices = self._words(words)
+        cancels = np.zeros(indices.size, dtype=DESCRIPTOR)
+        cancels["control"] = indices | np.uint32(RingOp.CANCEL << _OP_SHIFT)
+        return self.submit(cancels)
+
+    def kick(self) -> None:
+        """Tells that `descriptors` was written by hand. Otherwise it is seen within poll_us, or,
+        with drive="inline", when somebody waits."""
+        self._inside("hifc_ring_kick")
+
+    def wait(self, words: npt.ArrayLike, timeout_s: float | None = None) -> bool:
+        """Waits until none of these status words is WAITING, at most timeout_s seconds (None:
+        bounded by the command timeout). False: the time ran out. How each ended, `statuses` says.
+        ClosedError: one waits for a descriptor that came after the ring was closed."""
+        indices = self._words(words)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:  # in slices, so that Ctrl-C is answered
+            slice_us = WAIT_SLICE_US
+            if deadline is not None:
+                slice_us = max(0, min(slice_us, int((deadline - time.monotonic()) * 1e6)))
+            if self._inside("hifc_ring_wait", indices.ctypes.data, indices.size, slice_us):
+                self._handle.written((self._pool,))
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+
+    def poll(self, words: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Which of these status words are answered, shape (n,)."""
+        indices = self._words(words)
+        self.wait(indices, 0)  # inline, this is what drives
+        answered: npt.NDArray[np.bool_] = self.statuses[indices] != RingStatus.WAITING
+        return answered
+
+    def close(self) -> None:
+        """Answers what has not started with -ESHUTDOWN, waits for reads in flight. Idempotent; does
+        nothing in a child of fork().
+
+        WaitTimeout: a read did not end in twice the command timeout; close again.
+        """
+        pointer, self._pointer = self._pointer, None
+        if pointer is None or os.getpid() != self._handle.pid:
+            return
+        inside = False
+        with contextlib.suppress(ClosedError):
+            self._handle.enter()
+            inside = True
+        if not inside:
+            self._handle.await_closed()
+        try:
+            self._lib.hifc_ring_close(pointer)
+            self._finalizer.detach()
+        except BaseException:
+            self._pointer = pointer
+            raise
+        finally:
+            if inside:
+                self._handle.leave()
+
+    def __enter__(self) -> Ring:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = " closed" if self.closed else ""
+        return f"<Ring of {self.header.slots} on {self._handle.uri}{state}>"
+
+    def _inside(self, name: str, *arguments: Any) -> Any:
+        self._handle.enter()
+        try:
+            if self._pointer is None:
+                raise ClosedError("this ring is closed: make one with ns.ring(...)")
+            return getattr(self._lib, name)(self._pointer, *arguments)
+        finally:
+            self._handle.leave()
+
+    def _words(self, words: npt.ArrayLike) -> npt.NDArray[np.uint32]:
+        array = np.atleast_1d(np.asarray(words))
+        if array.size == 0:
+            return np.zeros(0, np.uint32)
+        if array.dtype.kind not in "iu" or array.ndim != 1:
+            raise InvalidRequest(f"status words are integers of shape (n,), not {array.dtype}")
+        if not 0 <= int(array.min()) <= int(array.max()) < self.statuses.size:
+            raise InvalidRequest(
+                f"status words are from 0 to {self.statuses.size - 1}: ask ns.ring for more"
+            )
+        return np.ascontiguousarray(array, np.uint32)
+
+
+def open_ring(
+    handle: Handle, arena: ByteArray, read_max: int, slots: int, statuses: int, poll_us: int
+) -> Ring:
+    """What Namespace.ring calls, inside."""
+    memory = memory_of(arena)
+    pool, offset = handle.locate(memory, on_page=True)
+    if offset < 0:
+        raise InvalidRequest("the arena is not on a page of a pool: make it with ns.buffer(...)")
+    for name, value in (("slots", slots), ("statuses", statuses), ("read_max", read_max)):
+        if not isinstance(value, int) or not 0 <= value < 1 << 32:
+            raise InvalidRequest(f"{name} is {value!r}: use a count from 0 to 2^32 - 1")
+    opts = RingOpts(
+        slots=slots,
+        statuses=statuses,
+        pool=pool,
+        read_max_bytes=read_max,
+        arena_offset=offset,
+        arena_bytes=memory.size_bytes // PAGE_BYTES * PAGE_BYTES,
+        poll_us=poll_us,
+    )
+    pointer = ctypes.c_void_p()
+    handle.lib.hifc_ring_open(handle.pointer, ctypes.byref(opts), ctypes.byref(pointer))
+    assert pointer.value is not None
+    return Ring(handle, pointer.value, pool, arena)
