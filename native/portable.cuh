@@ -73,9 +73,17 @@ template <u32 THREADS> struct Block {
 #define HIFC_LAST_PHASE(t)                                                                         \
     for (hifc::u32 t = threadIdx.x, t##_runs = 1; t##_runs; t##_runs = 0)
 #else
+// Built twice where the processor may have AVX2, the loader takes the one that it has. Neither fuses
+// operations, so both find the same bits.
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define HIFC_CLONES __attribute__((target_clones("avx2", "default")))
+#else
+#define HIFC_CLONES
+#endif
 #define HIFC_KERNEL(name, THREADS, Args)                                                           \
-    static void name##_body(const Args &, const hifc::Block<THREADS> &);                           \
-    extern "C" __attribute__((visibility("default"))) void name(                                   \
+    __attribute__((always_inline)) static inline void name##_body(const Args &,                    \
+                                                                  const hifc::Block<THREADS> &);   \
+    extern "C" HIFC_CLONES __attribute__((visibility("default"))) void name(                       \
         const Args *args, hifc::u32 blocks, hifc::u32 backwards)                                   \
     {                                                                                              \
         for (hifc::u32 i = 0; i < blocks; i++) {                                                   \
@@ -87,8 +95,8 @@ template <u32 THREADS> struct Block {
     {                                                                                              \
         return hifc::u64(sizeof(Args)) << 32 | THREADS;                                            \
     }                                                                                              \
-    static void name##_body([[maybe_unused]] const Args &args,                                     \
-                            [[maybe_unused]] const hifc::Block<THREADS> &block)
+    __attribute__((always_inline)) static inline void name##_body(                                 \
+        [[maybe_unused]] const Args &args, [[maybe_unused]] const hifc::Block<THREADS> &block)
 #define HIFC_PHASE(t)                                                                              \
     for (hifc::u32 t##_runs = 0, t = block.backwards ? block.threads - 1 : 0;                      \
          t##_runs < block.threads; t##_runs++, t += block.backwards ? -1u : 1u)

@@ -138,13 +138,15 @@ HIFC_DEVICE void multiply_codes(const u8 *codes, const Query &query, u32 dim, u3
         }
     }
 #else
+    alignas(64) i16 wide[SKETCH_DIM_MAX];
+    for (u32 i = 0; i < half; i++) {
+        wide[i] = codes[i] & 15;
+        wide[half + i] = codes[i] >> 4;
+    }
     for (u32 h = 0; h < heads; h++) {
         i32 sum = 0;
-        for (u32 i = 0; i < half; i++) {
-            sum += i16(codes[i] & 15) * query.channel[h][i];
-        }
-        for (u32 i = 0; i < half; i++) {
-            sum += i16(codes[i] >> 4) * query.channel[h][half + i];
+        for (u32 i = 0; i < dim; i++) {
+            sum += wide[i] * query.channel[h][i];
         }
         sums[h] += sum;
     }
@@ -210,8 +212,12 @@ HIFC_KERNEL(hifc_sketch_scores, SCORE_THREADS, SketchScoresArgs)
             for (u32 i = 0; i < CELL_TOKENS; i++) {
                 score.peak = max_of(score.peak, logit[i]);
             }
+            float shares[CELL_TOKENS]; // apart from their sum, so that the host takes them together
             for (u32 i = 0; i < CELL_TOKENS; i++) {
-                score.sum += logit[i] == NEVER ? 0 : exponential(logit[i] - score.peak);
+                shares[i] = logit[i] == NEVER ? 0 : exponential(logit[i] - score.peak);
+            }
+            for (u32 i = 0; i < CELL_TOKENS; i++) {
+                score.sum += shares[i];
             }
             const u64 row = u64(work.query) * args.heads + work.first_head + h;
             args.scores[row * cells.count + cell] = score;
