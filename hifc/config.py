@@ -98,7 +98,7 @@ class Config:
     label: str = _setting("", _text)
     read_only: bool = _setting(False, _boolean)
     drive: str = _setting("reactor", _choice("reactor", "inline"))
-    pool_size: int = _setting(64 * MiB, _size, size=True)  # buffer pool
+    pool_size: int = _setting(0, _size, size=True)  # buffer pool; 0: what the budgets below need
     queue_depth: int = _setting(128, _count(1, 65535))
     requests_max: int = _setting(8192, _count(1, 1 << 20))
     batch_inflight: int = _setting(4, _count(1, 32))

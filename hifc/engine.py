@@ -10,7 +10,6 @@ Thread-safe: one lock, never held across an I/O of a prefetch.
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -30,14 +29,13 @@ from hifc.config import Config
 from hifc.errors import (
     BackPressure,
     BufferExhausted,
-    ConfigError,
     FormatError,
     InvalidRequest,
     NoSpace,
 )
 from hifc.memory import ByteArray
 from hifc.metrics import Metrics
-from hifc.namespace import Namespace
+from hifc.opening import open_namespace
 from hifc.policy import HiFCPolicy
 from hifc.prefetch import HiFCPrefetcher
 from hifc.publish import Publisher
@@ -240,6 +238,11 @@ class HiFC:
             self._write([b for b in self.blocks.residents() if b.cls == "reuse"])
             self.namespace.sync()
 
+    @property
+    def pool_size_bytes(self) -> int:
+        """The pool that was made: pool_size, or what the budgets need where that is more."""
+        return self.namespace.stats().buffer_size_bytes
+
     # ---- models
 
     def cache(self, model_config: Any, max_tokens: int, **options: Any) -> HiFCCache:
@@ -255,6 +258,7 @@ class HiFC:
         options.setdefault("slots", self.config.staging_layers)
         options.setdefault("salt", bytes.fromhex(self.config.salt))
         options.setdefault("metrics", self.metrics)
+        options.setdefault("save_prefix", self.config.save_prefix)
         options.setdefault("load_or_recompute", self._costs_of(model_config))
         if self.config.block_tokens != Config.block_tokens:
             options.setdefault("block_tokens", self.config.block_tokens)
@@ -541,56 +545,4 @@ class HiFC:
         return values
 
 
-def open_namespace(config: Config, bar: BarProvider | None = None) -> Namespace:
-    """Opens, and formats where the configuration says so, the namespace of a configuration.
-
-    The pool has room for the memory budget and the swap buffer, if pool_size is smaller. Staging
-    gpu takes swap_buffer_size of bar.
-    """
-    if not config.device:
-        raise ConfigError("device: missing; e.g. file:///var/lib/hifc/kv?size=8GiB")
-    if config.format == "always":
-        _format(config, force=True)
-    try:
-        return _open(config, bar)
-    except FormatError:
-        if config.format != "if_missing":
-            raise
-    except ConfigError as error:
-        # What is not there yet is as empty as a device can be.
-        if config.format != "if_missing" or error.code != -errno.ENOENT:
-            raise
-    _format(config, force=False)
-    return _open(config, bar)
-
-
-def _format(config: Config, force: bool) -> None:
-    Namespace.format(
-        config.device, segment_size=config.segment_size, label=config.label, force=force
-    )
-
-
-def _open(config: Config, bar: BarProvider | None) -> Namespace:
-    return Namespace.open(
-        config.device,
-        read_only=config.read_only,
-        drive=config.drive,
-        pool_size=max(config.pool_size, config.memory_budget + config.swap_buffer_size),
-        queue_depth=config.queue_depth,
-        requests_max=config.requests_max,
-        batch_inflight=config.batch_inflight,
-        batch_size_max=config.batch_size_max,
-        index_entries_max=config.index_entries_max,
-        admission=config.admission,
-        reinsert_percent=config.reinsert_percent,
-        write_budget_per_day=config.write_budget_per_day,
-        command_timeout_ms=config.command_timeout_ms,
-        spin_us=config.spin_us,
-        owner_socket=config.owner_socket,
-        staging=config.staging,
-        staging_size=config.swap_buffer_size,
-        bar=bar,
-    )
-
-
-__all__ = ["HiFC", "InvalidRequest", "open_namespace"]
+__all__ = ["HiFC", "InvalidRequest"]

@@ -33,6 +33,7 @@ import torch
 from hifc.blocks import KeyScheme
 from hifc.driver import KEY_BYTES
 from hifc.errors import BufferExhausted, ConfigError, InvalidRequest
+from hifc.handle import RESERVE_SHARE
 from hifc.layer_plan import StreamPlan
 from hifc.namespace import Namespace
 from hifc.request import Answer, BlockClass, KeyArray, Op, make_requests
@@ -96,11 +97,7 @@ class LayerStream:
         try:
             self._allocate()
         except BufferExhausted as error:
-            wanted = stats.buffer_used_bytes + plan.resident_bytes
-            raise BufferExhausted(
-                f"the pool of {namespace.uri} has no room for {plan.buffer_bytes} bytes of pinned "
-                f"layers, slots and tails: open it with a pool_size of {wanted * 16 // 15} or more"
-            ) from error
+            raise _too_small(namespace, plan, stats.buffer_used_bytes) from error
 
     # ---- memory
 
@@ -412,6 +409,21 @@ class LayerStream:
         if self._lease is not None:
             self._lease.release()
             self._lease = None
+
+
+def check_pool(namespace: Namespace, plan: StreamPlan) -> None:
+    """Raises BufferExhausted for a plan that the pool could not hold if it were empty."""
+    size = namespace.stats().buffer_size_bytes
+    if plan.buffer_bytes > size - size // RESERVE_SHARE:
+        raise _too_small(namespace, plan, 0)
+
+
+def _too_small(namespace: Namespace, plan: StreamPlan, used_bytes: int) -> BufferExhausted:
+    wanted = used_bytes + plan.resident_bytes
+    return BufferExhausted(
+        f"the pool of {namespace.uri} has no room for {plan.buffer_bytes} bytes of pinned "
+        f"layers, slots and tails: open it with a pool_size of {wanted * 16 // 15} or more"
+    )
 
 
 def _check(namespace: Namespace, plan: StreamPlan, segment_bytes: int) -> None:

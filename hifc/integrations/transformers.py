@@ -29,6 +29,7 @@ from hifc.metrics import Metrics
 from hifc.namespace import Namespace
 from hifc.recompute import Decision, LoadOrRecompute, Watch
 from hifc.stream_edits import KVStream
+from hifc.streaming import check_pool
 
 RESIDENT = 0.27
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -187,9 +188,11 @@ class HiFCCache(Cache):  # type: ignore[misc]
     block_tokens: tokens of a block (256, or fewer where the budget wants it); slots: rotating
     layers, 2 or more. model_id, lora, salt: see save_prefix. metrics: counters to add to.
     load_or_recompute: what load_prefix does, auto, load or recompute, or the measurements of
-    earlier caches of this model.
+    earlier caches of this model. save_prefix: the prompt that load_prefix was given is stored when
+    the cache is reset or closed, if it was computed; see save_prefix for what that needs.
 
     ConfigError: a model or a budget that this cannot do, with the reason and the least budget.
+    BufferExhausted: the namespace's pool can never hold it, with the pool_size that would do.
     """
 
     def __init__(
@@ -207,6 +210,7 @@ class HiFCCache(Cache):  # type: ignore[misc]
         salt: bytes = b"",
         metrics: Metrics | None = None,
         load_or_recompute: str | LoadOrRecompute = "auto",
+        save_prefix: bool = False,
     ) -> None:
         text = config.get_text_config(decoder=True)
         self._shape = kv_shape(text, batch_size)
@@ -226,7 +230,9 @@ class HiFCCache(Cache):  # type: ignore[misc]
             "salt": salt,
         }
         self._core = _Core(namespace, settings, scheme)
-        self._core.plan(self._shape)
+        check_pool(namespace, self._core.plan(self._shape))
+        self._saves = save_prefix
+        self._prompt: prefix.Tokens | None = None  # that load_prefix was given
         self._last = self._shape.layers - 1
         self._counted = self._core.count()
         if isinstance(load_or_recompute, str):
@@ -280,12 +286,17 @@ class HiFCCache(Cache):  # type: ignore[misc]
         if self._core.stream is not None and tokens_to_remove < 0:
             self._watch.forget()
             self._core.stream.crop(-tokens_to_remove)
+            if self._prompt is not None and self.get_seq_length() < len(self._prompt):
+                self._prompt = None  # other tokens may follow
 
     def reset(self) -> None:
         """Empty, as new. Memory is kept for the next run."""
         self._watch.forget()
-        if self._core.stream is not None:
-            self._core.stream.reset()
+        try:
+            self._save_prompt()
+        finally:
+            if self._core.stream is not None:
+                self._core.stream.reset()
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Row i continues what was row beam_idx[i]: beam search."""
@@ -323,6 +334,7 @@ class HiFCCache(Cache):  # type: ignore[misc]
         generate the whole prompt all the same."""
         tokens = _tokens(token_ids)
         found = prefix.load(self._identified(), tokens, self._watch)
+        self._prompt = tokens
         self._count()
         return found
 
@@ -382,8 +394,11 @@ class HiFCCache(Cache):  # type: ignore[misc]
 
     def close(self) -> None:
         """Deletes what is on the device and gives the memory back. Idempotent."""
-        self._core.close()
-        self._core.closed = True
+        try:
+            self._save_prompt()
+        finally:
+            self._core.close()
+            self._core.closed = True
 
     def __repr__(self) -> str:
         return f"<HiFCCache {self.get_seq_length()} tokens, {self.plan.describe()}>"
@@ -397,6 +412,15 @@ class HiFCCache(Cache):  # type: ignore[misc]
         raise NotSupported("a HiFC cache cannot be pickled: use save_prefix and load_prefix")
 
     # ---- inside
+
+    def _save_prompt(self) -> None:
+        """Stores the prompt of load_prefix, where that is wanted and all of it is here."""
+        prompt, self._prompt = self._prompt, None
+        stream = self._core.stream
+        if not self._saves or prompt is None or stream is None or stream.plan.shape.rows != 1:
+            return
+        if stream.broken is None and stream.lengths[self._last] >= len(prompt):
+            prefix.save(stream, prompt)
 
     def _ready(self, keys: torch.Tensor, values: torch.Tensor) -> KVStream:
         shape = self._shape

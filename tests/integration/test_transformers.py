@@ -277,14 +277,29 @@ def test_block_larger_than_a_segment_is_refused_at_once() -> None:
         kv.cache_of(small, network, 260, block_tokens=16).close()
 
 
+def test_pool_that_others_fill_is_said_at_the_first_forward() -> None:
+    uri = "ram://small-integration?size=4325376"
+    Namespace.format(uri, segment_size="256KiB", force=True)
+    network = kv.model()
+    with Namespace.open(uri, pool_size="4MiB") as small:
+        first, second = (kv.cache_of(small, network, 600, block_tokens=16) for _ in range(2))
+        network(kv.tokens(4), cache=first)
+        with pytest.raises(BufferExhausted, match="pool_size of"):
+            network(kv.tokens(4), cache=second)
+        first.close()
+        network(kv.tokens(4), cache=second)
+        second.close()
+
+
 def test_pool_too_small_names_the_size() -> None:
     uri = "ram://small-integration?size=4325376"
     Namespace.format(uri, segment_size="256KiB", force=True)
     network = kv.model()
-    with Namespace.open(uri, pool_size="2MiB") as small:
-        cache = kv.cache_of(small, network, 1200, block_tokens=16)
-        with pytest.raises(BufferExhausted, match="pool_size of") as caught:
-            network(kv.tokens(4), cache=cache)
+    with (
+        Namespace.open(uri, pool_size="2MiB") as small,
+        pytest.raises(BufferExhausted, match="pool_size of") as caught,
+    ):
+        kv.cache_of(small, network, 1200, block_tokens=16)
     wanted = str(caught.value).split("pool_size of ")[1].split()[0]
     with Namespace.open(uri, pool_size=int(wanted)) as small:
         cache = kv.cache_of(small, network, 1200, block_tokens=16)

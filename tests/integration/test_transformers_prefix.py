@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import kv_models as kv
-from hifc import ConfigError, CorruptionError, HiFCError, InvalidRequest, Namespace, streaming
+from hifc import ConfigError, CorruptionError, HiFC, HiFCError, InvalidRequest, Namespace, streaming
 from hifc.integrations.transformers import identity_of
 
 PROMPT = kv.tokens(100)
@@ -175,6 +175,44 @@ def test_forgotten_prefix_is_gone(namespace: Namespace) -> None:
     assert cache.load_prefix(PROMPT) == 0
     cache.forget_prefix(PROMPT[:, :40])
     assert left.key not in {entry.key for entry in namespace.list()}
+
+
+def test_prompts_are_kept_where_the_configuration_says_so() -> None:
+    network = kv.model()
+    config = {
+        "device": "ram://keeps?size=64MiB",
+        "format": "always",
+        "block_tokens": 32,
+        "resident_ratio": 0.65,
+        "load_or_recompute": "load",
+    }
+    other = torch.cat([PROMPT[:, :50], kv.tokens(60, seed=4)], 1)
+    with HiFC(config | {"save_prefix": True}) as engine:
+
+        def turn(prompt: torch.Tensor, new: int, how: str) -> int:
+            cache = engine.cache(network.config, 460, model_id="random")
+            loaded = cache.load_prefix(prompt)
+            kv.run(network, prompt, cache, new)
+            if how == "cropped":
+                cache.crop(-(new + 5))
+            if how == "reset":
+                cache.reset()
+                cache.load_prefix(kv.tokens(20, seed=9))  # of which nothing is computed
+            cache.close()
+            return loaded
+
+        assert turn(PROMPT, 3, "closed") == 0
+        assert turn(PROMPT, 3, "closed") == 99
+        assert turn(other, 3, "cropped") == 32, "the first block is the same"
+        assert turn(other, 3, "reset") == 32, "what was cropped into was not stored"
+        assert turn(other, 3, "closed") == 109
+        stored = len(list(engine.namespace.list()))
+    with HiFC(config | {"format": "never"}) as engine:
+        cache = engine.cache(network.config, 460, model_id="random")
+        assert cache.load_prefix(torch.cat([PROMPT, PROMPT], 1)) == 100
+        network(torch.cat([PROMPT, PROMPT], 1)[:, 100:], cache=cache)
+        cache.close()
+        assert len(list(engine.namespace.list())) == stored, "nothing is kept by default"
 
 
 def test_beams_do_not_take_a_loaded_prefix(memory: Namespace) -> None:

@@ -316,6 +316,21 @@ def test_opening_without_a_device_or_a_namespace() -> None:
         HiFC(settings(format="never", device="ram://engine-empty?size=64MiB"))
 
 
+def test_a_pool_too_small_for_the_budgets_is_raised_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with HiFC(settings(pool_size="2MiB")) as hifc:
+        assert hifc.pool_size_bytes >= 5 << 20
+    (record,) = caplog.records
+    assert record.name == "hifc"
+    assert "pool_size 2MiB is raised to 5MiB" in record.getMessage()
+    caplog.clear()
+    for size in (0, "8MiB"):
+        with HiFC(settings(pool_size=size)) as hifc:
+            assert hifc.pool_size_bytes >= (8 << 20 if size else 5 << 20)
+    assert not caplog.records
+
+
 def test_close_is_final_and_idempotent() -> None:
     hifc = HiFC(settings())
     hifc.store(key(1), tensor(1))

@@ -156,6 +156,7 @@ class Job:
             unit="layer",
             file=sys.stderr,
             leave=False,
+            disable=None,  # where there is no terminal
         ) as bar:
 
             def tick(*_: object) -> None:
@@ -222,7 +223,7 @@ def first_process(job: Job) -> tuple[dict[str, Any], dict[str, Run], str]:
         runs["static"] = Run(job, job.static(dynamic), runs["dynamic"].logits[0])
         left = job.new - 1
         with tqdm.tqdm(
-            total=left, desc="new tokens", unit="token", file=sys.stderr, leave=False
+            total=left, desc="new tokens", unit="token", file=sys.stderr, leave=False, disable=None
         ) as bar:
             while left:
                 count = min(left, TURN_TOKENS)
