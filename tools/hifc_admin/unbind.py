@@ -19,7 +19,7 @@ from hifc_admin.plan import Plan
 from hifc_admin.processes import holders_of, lock_holders
 from hifc_admin.result import Exit, Problem, Result
 from hifc_admin.system import System
-from hifc_admin.usage import Use, not_checked
+from hifc_admin.usage import Use, not_checked, process_use
 
 KERNEL_DRIVER = "nvme"
 
@@ -84,16 +84,7 @@ def holder_uses(system: System, drive: Drive) -> list[Use]:
         holders = holders_of(system, nodes, numbers)
     except OSError as error:
         return [not_checked(drive.bdf, "which processes hold it", str(error))]
-    return [
-        Use(
-            "process",
-            holder.node,
-            f"{holder} holds /dev/{holder.node} open",
-            holder.evidence,
-            f"stop that process: kill {holder.pid}",
-        )
-        for holder in holders
-    ]
+    return [process_use(holder) for holder in holders]
 
 
 def _plan_move(

@@ -19,7 +19,7 @@ from hifc_admin import boot
 from hifc_admin.contents import Contents, look, short_name
 from hifc_admin.drives import Drive
 from hifc_admin.mounts import Mount, all_mounts, unescape
-from hifc_admin.processes import holders_of
+from hifc_admin.processes import Holder, holders_of
 from hifc_admin.result import Problem
 from hifc_admin.stack import Stack, stack_of
 from hifc_admin.system import System
@@ -258,16 +258,18 @@ def _process_uses(system: System, drive: Drive, stack: Stack) -> list[Use]:
         if not holders:
             return []
         system.wait_s(_PROCESS_WAIT_S)
-    return [
-        Use(
-            "process",
-            holder.node,
-            f"{holder} holds /dev/{holder.node} open",
-            holder.evidence,
-            f"stop that process: kill {holder.pid}",
-        )
-        for holder in holders
-    ]
+    return [process_use(holder) for holder in holders]
+
+
+def process_use(holder: Holder) -> Use:
+    """A process that has a node open."""
+    return Use(
+        "process",
+        holder.node,
+        f"{holder} holds /dev/{holder.node} open",
+        holder.evidence,
+        f"stop that process: kill {holder.pid}",
+    )
 
 
 def _signature_use(node: str, name: str) -> Use:
