@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,6 +40,7 @@ from hifc.prefetch import HiFCPrefetcher
 from hifc.publish import Publisher
 from hifc.recompute import LoadOrRecompute
 from hifc.request import Answer, BlockClass, class_of, key_bytes
+from hifc.scoped import Scoped
 from hifc.ticket import Ticket
 from hifc.units import format_size, page_up
 
@@ -53,7 +53,7 @@ ABSENT_MAX = 65536
 MODELS_MAX = 16
 
 
-class HiFC:
+class HiFC(Scoped):
     """Opens the namespace that the configuration names and keeps KV blocks in it and in memory.
 
     config: a Config, a mapping, or the path of a YAML file. policy: what decides which blocks
@@ -296,15 +296,7 @@ class HiFC:
                 self.blocks = BlockTable()
                 self.namespace.close()
 
-    def __enter__(self) -> HiFC:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _end(self) -> None:
         self.close()
 
     # ---- memory

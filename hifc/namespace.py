@@ -15,7 +15,6 @@ import json
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -48,6 +47,7 @@ from hifc.request import (
 )
 from hifc.reservation import Lease, Reservation
 from hifc.ring import Ring, open_ring
+from hifc.scoped import Scoped
 from hifc.staging import Staging
 from hifc.stats import (
     CheckResult,
@@ -83,7 +83,7 @@ class Events(NamedTuple):
     dropped: int
 
 
-class Namespace(Calls):
+class Namespace(Calls, Scoped):
     """An open namespace. Made by `Namespace.open`; a context manager that closes it."""
 
     def __init__(self, handle: Handle, staging: Staging) -> None:
@@ -173,15 +173,7 @@ class Namespace(Calls):
         """True once closed, and in a child of fork()."""
         return self._handle.closed
 
-    def __enter__(self) -> Namespace:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _end(self) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,13 +12,14 @@ import numpy.typing as npt
 
 from hifc.errors import ClosedError, InvalidRequest
 from hifc.request import Answer
+from hifc.scoped import Scoped
 
 if TYPE_CHECKING:
     from hifc.memory import Buffer
     from hifc.namespace import Namespace
 
 
-class Reservation:
+class Reservation(Scoped):
     """Phase one of a two-phase put: parts are written in any order, then committed or aborted.
 
     Invisible until `commit`. As a context manager it aborts what was not committed; dropped
@@ -68,15 +68,7 @@ class Reservation:
             self._namespace.abort(self)
             self._handle = None
 
-    def __enter__(self) -> Reservation:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _end(self) -> None:
         with contextlib.suppress(ClosedError):  # closing aborted it
             self.abort()
 
@@ -86,7 +78,7 @@ class Reservation:
             self._namespace.abandon(handle)
 
 
-class Lease:
+class Lease(Scoped):
     """Keeps the keys that were there from being evicted until release or until its time is up."""
 
     __slots__ = ("_lease", "_namespace", "answers")
@@ -107,14 +99,6 @@ class Lease:
             if error.code != -errno.ENOENT:  # it ended by itself when its time was up
                 raise
 
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _end(self) -> None:
         with contextlib.suppress(ClosedError):  # closing released it
             self.release()

@@ -21,7 +21,6 @@ import mmap
 import os
 import time
 import weakref
-from types import TracebackType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,6 +31,7 @@ from hifc.errors import ClosedError, InvalidRequest
 from hifc.handle import WAIT_SLICE_US, Handle
 from hifc.memory import ByteArray, memory_of
 from hifc.request import Keys, keys_array
+from hifc.scoped import Scoped
 
 __all__ = ["DESCRIPTOR", "Ring", "RingOp", "RingStatus", "make_descriptors"]
 
@@ -98,7 +98,7 @@ def _fill(descriptors: npt.NDArray[np.void], name: str, values: Counts, limit: i
     descriptors[name] = array
 
 
-class Ring:
+class Ring(Scoped):
     """A request ring of a namespace. Made by `Namespace.ring`; a context manager that closes it.
 
     descriptors: array of DESCRIPTOR, shape (slots,), the slots themselves. statuses: int32 array,
@@ -214,15 +214,7 @@ class Ring:
             if inside:
                 self._handle.leave()
 
-    def __enter__(self) -> Ring:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _end(self) -> None:
         self.close()
 
     def __repr__(self) -> str:

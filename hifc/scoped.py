@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is a context manager as it has an end: a namespace, a reservation, an engine, a ring."""
+
+from __future__ import annotations
+
+import abc
+from types import TracebackType
+from typing import Self
+
+
+class Scoped(abc.ABC):
+    """`with thing:` ends it, whether or not its block raised."""
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    def _end(self) -> None:
+        """What leaving the block does."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
