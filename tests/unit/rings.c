@@ -78,11 +78,12 @@ static void start_with(const char *uri, struct hifc_open_opts opts)
     CHECK_EQ(hifc_format(PLAIN, &format), 0);
     CHECK_EQ(hifc_open(uri, &opts, &ns), 0);
     pool = hifc_pool_base(ns, 0, NULL);
-    CHECK_EQ(hifc_buffer_alloc(ns, ARENA_PAGES * 4096ull, &at), 0);
+    /* More than the arena, so that what lies behind it is the caller's as well. */
+    CHECK_EQ(hifc_buffer_alloc(ns, 2 * ARENA_PAGES * 4096ull, &at), 0);
     for (uint32_t n = 0; n < KEYS; n++) {
         CHECK_EQ(put(n, VALUE, PARTS), HIFC_OK);
     }
-    memset(pool + at, 0, ARENA_PAGES * 4096ull);
+    memset(pool + at, 0, 2 * ARENA_PAGES * 4096ull);
     open_ring(SLOTS);
 }
 
@@ -305,6 +306,23 @@ TEST(cancelled_reads_do_not_start)
     finish();
 }
 
+/* The device may be writing to its memory, which nobody else may have before it has an answer. */
+TEST(a_cancelled_read_that_has_started_ends)
+{
+    start_with("faulty+" PLAIN "&fault_delay=50", (struct hifc_open_opts){.drive = HIFC_INLINE});
+    struct hifc_descriptor wanted = want(1, 0, 0, 0, 0), unwanted = unwant(0);
+    submit(&wanted, 1);
+    CHECK_EQ(hifc_ring_kick(ring), 0);
+    submit(&unwanted, 1);
+    CHECK_EQ(hifc_ring_kick(ring), 0);
+    CHECK_EQ(header->head, 2);
+    CHECK_EQ(status(0), HIFC_RING_WAITING);
+    CHECK_EQ(answer(0), HIFC_OK);
+    check_bytes(1, 0, 0, VALUE);
+    CHECK_EQ(stats().prefetch_cancelled, 0);
+    finish();
+}
+
 TEST(a_full_ring_loses_prefetches_and_no_demand_read)
 {
     start(HIFC_INLINE);
@@ -361,6 +379,9 @@ TEST(bad_descriptors_are_answered_and_counted)
         CHECK_EQ(answer(i), expected[i]);
     }
     check_bytes(2, 24, 0, VALUE);
+    for (uint32_t i = 0; i < READ_MAX; i++) {
+        CHECK_EQ(pool[at + ARENA_PAGES * 4096ull + i], 0);
+    }
     CHECK_EQ(stats().prefetch_bad, 11);
     /* A status word that is not there, which only a producer of its own can name. */
     struct hifc_descriptor *slots = (void *)((uint8_t *)header + header->slots_offset);
@@ -450,7 +471,7 @@ TEST(options_are_checked)
     REFUSED(read_max_bytes, 0);
     REFUSED(read_max_bytes, 8193);
     REFUSED(arena_offset, at + 1);
-    REFUSED(arena_offset, at + ARENA_PAGES * 4096ull - 4096);
+    REFUSED(arena_offset, at + 2 * ARENA_PAGES * 4096ull - 4096);
     REFUSED(arena_bytes, 0);
     REFUSED(arena_bytes, 4097);
     REFUSED(poll_us, 1000001);
@@ -615,7 +636,7 @@ static void close_while_reading(uint32_t drive, bool namespace_first)
 {
     start_with("faulty+" PLAIN "&fault_delay=300",
                (struct hifc_open_opts){.drive = drive, .prefetch_inflight = 4});
-    struct hifc_descriptor some[20];
+    struct hifc_descriptor some[24];
     for (uint32_t i = 0; i < 20; i++) {
         some[i] = want(i, i * 8, 0, 0, i);
     }
@@ -626,13 +647,17 @@ static void close_while_reading(uint32_t drive, bool namespace_first)
         CHECK_EQ(hifc_close(ns), 0);
         return;
     }
+    for (uint32_t i = 20; i < 24; i++) { /* inline, these are never even looked at */
+        some[i] = want(i - 20, i * 8, 1, 1, i);
+    }
+    submit(&some[20], 4);
     CHECK_EQ(hifc_close(ns), 0);
     uint32_t read = 0, refused = 0, zero = 0;
-    for (uint32_t i = 0; i < 20; i++) {
+    for (uint32_t i = 0; i < 24; i++) {
         read += status(i) == HIFC_OK;
         refused += status(i) == -ESHUTDOWN;
     }
-    CHECK_EQ(read + refused, 20);
+    CHECK_EQ(read + refused, 24);
     CHECK(refused > 0 || drive == HIFC_REACTOR); /* which may have been faster */
     CHECK_EQ(header->state, HIFC_RING_CLOSED);
     CHECK_EQ(hifc_ring_submit(ring, some, 1), -ESHUTDOWN);
