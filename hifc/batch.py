@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hifc.checking import items
 from hifc.driver import PAGE_BYTES, VALUE_MAX_BYTES
 from hifc.errors import BufferExhausted, InvalidRequest
 from hifc.handle import Handle
@@ -46,7 +47,7 @@ def memories_of(buffers: Any, count: int) -> list[Memory] | Memory:
         return memory_of(buffers)
     if isinstance(buffers, bytes | bytearray | memoryview | str):
         raise InvalidRequest("buffers are a sequence with one buffer a key: write [buffer]")
-    memories = [memory_of(buffer) for buffer in buffers]
+    memories = [memory_of(buffer) for buffer in items("buffers", buffers)]
     if len(memories) != count:
         raise InvalidRequest(f"{count} keys, but {len(memories)} buffers")
     return memories

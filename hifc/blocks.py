@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hifc.checking import whole
 from hifc.errors import InvalidRequest
 from hifc.request import KeyArray
 from hifc.units import page_up
@@ -101,10 +102,13 @@ class KeyScheme:
     salt: bytes = b""  # of the tenant, at most 64 bytes; keep it secret
 
     def __post_init__(self) -> None:
+        if not isinstance(self.salt, bytes):
+            raise InvalidRequest(f"salt is bytes, not {type(self.salt).__name__}")
         if len(self.salt) > _SALT_MAX_BYTES:
             raise InvalidRequest(f"salt has {len(self.salt)} bytes, at most {_SALT_MAX_BYTES} fit")
-        if self.block_tokens < 1:
-            raise InvalidRequest(f"block_tokens is {self.block_tokens}: use 1 or more")
+        object.__setattr__(self, "block_tokens", whole("block_tokens", self.block_tokens, 1))
+        for name in ("kv_group", "tp_rank", "tp_size", "pp_rank", "pp_size"):
+            object.__setattr__(self, name, whole(name, getattr(self, name), 0))
         for rank, size, name in (
             (self.tp_rank, self.tp_size, "tp"),
             (self.pp_rank, self.pp_size, "pp"),
@@ -165,7 +169,7 @@ class KeyScheme:
         key of the block before the first token, for a sequence whose beginning is known already.
         """
         ids = np.asarray(tokens)
-        _token_bytes(ids[:0])
+        _token_bytes(ids[:0] if ids.ndim else ids)
         length = self.block_tokens
         count, rest = divmod(len(ids), length)
         digest = self.root if parent is None else parent

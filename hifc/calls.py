@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hifc import batch, driver
+from hifc.checking import whole
 from hifc.driver import Request
 from hifc.errors import BackPressure, CorruptionError, InvalidRequest, WaitTimeout, error_of
 from hifc.handle import Handle
@@ -233,9 +234,7 @@ class Calls:
 
 def parts_of(parts: int) -> int:
     """parts, if a value can have that many."""
-    if not 1 <= parts <= driver.PARTS_MAX:
-        raise InvalidRequest(f"parts is {parts}: use 1 to {driver.PARTS_MAX}")
-    return parts
+    return whole("parts", parts, 1, driver.PARTS_MAX)
 
 
 def _finish_placed(

@@ -158,6 +158,8 @@ def describe(tensor: Any, dtype: str | None = None) -> TensorInfo:
 
     dtype: "bfloat16" for a uint16 array that holds bfloat16.
     """
+    if not (dtype is None or isinstance(dtype, str)):
+        raise InvalidRequest(f"dtype is the name of a type, not {type(dtype).__name__}")
     if _is_torch(tensor):
         name = str(tensor.dtype).removeprefix("torch.")
     elif isinstance(tensor, np.ndarray):

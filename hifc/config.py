@@ -61,8 +61,8 @@ def _number(least: float, most: float) -> _Check:
 
 def _choice(*allowed: str) -> _Check:
     def check(name: str, value: object) -> str:
-        if value in allowed:
-            return str(value)
+        if isinstance(value, str) and value in allowed:
+            return value
         off = " (YAML reads a bare off or no as false: quote it)" if value is False else ""
         raise ConfigError(f"{name}: {value!r} is none of {', '.join(allowed)}{off}")
 

@@ -23,11 +23,13 @@ from hifc import policy as policies
 from hifc.bar import BarProvider
 from hifc.blocks import BlockTable, KVBlock
 from hifc.calls import DELAY_MAX_S, DELAY_MIN_S, RETRY_WAIT_S
+from hifc.checking import items, whole
 from hifc.classifier import HotColdClassifier
 from hifc.config import Config
 from hifc.errors import (
     BackPressure,
     BufferExhausted,
+    ConfigError,
     FormatError,
     InvalidRequest,
     NoSpace,
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 
 # Reuse blocks that left memory are remembered for their heat, the last so many of them.
 ABSENT_MAX = 65536
+# Of depths and heads.
+INT_MAX = (1 << 31) - 1
 # Models whose load and compute times are remembered.
 MODELS_MAX = 16
 
@@ -68,7 +72,13 @@ class HiFC(Scoped):
         bar: BarProvider | None = None,
     ) -> None:
         self.config = Config.load(config)
-        self.policy = policy or policies.make_policy(self.config.policy, self.config.decay_lambda)
+        self.policy = (
+            policies.make_policy(self.config.policy, self.config.decay_lambda)
+            if policy is None
+            else policy
+        )
+        if not callable(getattr(self.policy, "should_swap_out", None)):
+            raise ConfigError(f"policy: {type(policy).__name__} is no HiFCPolicy")
         self.classifier = HotColdClassifier(
             hot_ratio=self.config.hot_ratio,
             hot_ratio_min=self.config.hot_ratio_min,
@@ -117,6 +127,9 @@ class HiFC(Scoped):
         """
         name = key_bytes(key)
         kind = BlockClass(class_of(cls)).name.lower()
+        depth, head = whole("depth", depth, 0, INT_MAX), whole("head", head, -1, INT_MAX)
+        if not (sequence is None or isinstance(sequence, str | int)):
+            raise InvalidRequest(f"sequence: {sequence!r} is neither a text nor a whole number")
         info = codec.describe(tensor, dtype)
         with self._lock:
             memory = self._encode(tensor, info)
@@ -197,7 +210,7 @@ class HiFC(Scoped):
                 self.config.swap_buffer_size - self._pending_bytes,
             )
             wanted: list[KVBlock] = []
-            for key in keys:
+            for key in items("keys", keys):
                 name = key_bytes(key)
                 block = self.blocks.get(name) or self._find(name)
                 if block is None or block.resident or name in self._prefetches:
@@ -214,6 +227,11 @@ class HiFC(Scoped):
 
         attn_weights: as HiFCPrefetcher.update takes it, with one column a block.
         """
+        keys = items("keys", keys)
+        if len(getattr(attn_weights, "shape", ())) < 2:
+            raise InvalidRequest(
+                "attn_weights is an array of shape (heads, blocks) or (..., heads, queries, blocks)"
+            )
         with self._lock:
             if self.prefetcher is None:
                 heads = int(attn_weights.shape[0 if len(attn_weights.shape) == 2 else -3])
@@ -254,6 +272,11 @@ class HiFC(Scoped):
         """
         from hifc.integrations.transformers import HiFCCache
 
+        if not hasattr(model_config, "get_text_config"):
+            raise ConfigError(
+                f"model_config is {type(model_config).__name__}, not the configuration of a model "
+                "of transformers: give model.config"
+            )
         options.setdefault("resident", self.config.resident_ratio)
         options.setdefault("slots", self.config.staging_layers)
         options.setdefault("salt", bytes.fromhex(self.config.salt))

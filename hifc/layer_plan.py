@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from hifc import checking
 from hifc.driver import PAGE_BYTES, PARTS_MAX, VALUE_MAX_BYTES
 from hifc.errors import ConfigError
 from hifc.units import parse_size
@@ -177,8 +178,8 @@ def make_plan(
     ConfigError: the budget is too small, with the smallest that would do; a block that is not
     whole pages.
     """
-    if max_tokens < 1:
-        raise ConfigError(f"max_tokens is {max_tokens}: use prompt and new tokens together")
+    max_tokens = checking.whole("max_tokens, prompt and new ones", max_tokens, 1, error=ConfigError)
+    slots = checking.whole("slots", slots, 0, error=ConfigError)
     if slots < 2:
         raise ConfigError(f"slots is {slots}: use 2 or more, one is attended to while others load")
     room_bytes = budget_bytes(resident, max_tokens * shape.token_bytes)
@@ -227,7 +228,8 @@ def block_sizes(shape: KVShape, block_tokens: int | None) -> list[int]:
         while sizes[-1] > unit and sizes[-1] % (2 * unit) == 0:
             sizes.append(sizes[-1] // 2)
     else:
-        if block_tokens < 1 or block_tokens % unit:
+        block_tokens = checking.whole("block_tokens", block_tokens, 1, error=ConfigError)
+        if block_tokens % unit:
             raise ConfigError(
                 f"block_tokens: {block_tokens} tokens of a head are {block_tokens} * "
                 f"{shape.head_token_bytes} bytes, not whole pages of {PAGE_BYTES}: use a multiple "

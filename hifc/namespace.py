@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from hifc import batch, driver
+from hifc import batch, checking, driver
 from hifc import staging as stagings
 from hifc.bar import BarProvider
 from hifc.calls import DELAY_MAX_S, DELAY_MIN_S, RETRY_WAIT_S, Calls, parts_of
@@ -109,16 +109,16 @@ class Namespace(Calls, Scoped):
         FormatError: something is there already and force is False. ConfigError: a bad URI, a
         device too small.
         """
-        encoded = label.encode()
+        encoded = checking.text("label", label).encode()
         if len(encoded) > 31:
             raise ConfigError(f"label: {label!r} has {len(encoded)} bytes, at most 31 fit")
         opts = driver.FormatOpts(
             segment_size_bytes=parse_size(segment_size, "segment_size"),
-            force=int(force),
-            check_only=int(check_only),
+            force=checking.flag("force", force),
+            check_only=checking.flag("check_only", check_only),
             label=encoded,
         )
-        driver.library().hifc_format(uri.encode(), ctypes.byref(opts))
+        driver.library().hifc_format(checking.text("uri", uri).encode(), ctypes.byref(opts))
 
     @classmethod
     def open(
@@ -141,6 +141,7 @@ class Namespace(Calls, Scoped):
         there. DeviceBusy: another process owns the device. NotPermitted: with the fix.
         NotSupported: a staging that was asked for by name cannot be had.
         """
+        checking.text("uri", uri)
         opts = open_opts(read_only, drive, pool_size, options)
         staging_bytes = parse_size(staging_size, "staging_size")
         stagings.check(staging, uri, bar)
@@ -188,8 +189,7 @@ class Namespace(Calls, Scoped):
         torch.from_numpy(...) of it. Freed when the array and all its views are gone; contents
         start undefined. BufferExhausted: the pool is full.
         """
-        if size_bytes < 1:
-            raise InvalidRequest(f"a buffer has 1 byte or more, not {size_bytes}")
+        size_bytes = checking.whole("size_bytes of a buffer", size_bytes, 1)
         self._handle.enter()
         try:
             return self._handle.buffer(size_bytes)
@@ -291,7 +291,9 @@ class Namespace(Calls, Scoped):
 
         Verified by the parts that the range touches. InvalidRequest: it exceeds the value.
         """
-        if length_bytes < 1 or not 0 <= offset_bytes <= driver.VALUE_MAX_BYTES - length_bytes:
+        length_bytes = checking.whole("this is no range: length_bytes", length_bytes, 1)
+        offset_bytes = checking.whole("this is no range: offset_bytes", offset_bytes, 0)
+        if not 0 <= offset_bytes <= driver.VALUE_MAX_BYTES - length_bytes:
             raise InvalidRequest(f"get_range: [{offset_bytes}, +{length_bytes}) is no range")
         target = memory_of(np.empty(length_bytes, dtype=np.uint8) if out is None else out)
         if target.size_bytes < length_bytes:
@@ -381,6 +383,10 @@ class Namespace(Calls, Scoped):
 
         The array belongs to libhifc until the ticket is done and may then be submitted again.
         """
+        if not isinstance(requests, np.ndarray):
+            raise InvalidRequest(
+                f"submit takes what hifc.make_requests makes, not {type(requests).__name__}"
+            )
         if requests.dtype != REQUEST or requests.ndim != 1 or requests.size == 0:
             raise InvalidRequest(
                 "submit takes a one-dimensional array of hifc.REQUEST with one element or more, "
@@ -407,7 +413,8 @@ class Namespace(Calls, Scoped):
         """
         names = keys_array(keys)
         if lengths is not None and (
-            lengths.dtype != np.uint32
+            not isinstance(lengths, np.ndarray)
+            or lengths.dtype != np.uint32
             or lengths.shape != (len(names),)
             or not lengths.flags.c_contiguous
         ):
@@ -431,7 +438,7 @@ class Namespace(Calls, Scoped):
     def lease(self, keys: Keys, ttl_s: float = 60.0) -> Lease:
         """Keeps the keys that are there from being evicted for ttl_s seconds or until release."""
         names = keys_array(keys)
-        if not 0 < ttl_s <= 86400:
+        if not isinstance(ttl_s, int | float) or not 0 < ttl_s <= 86400:
             raise InvalidRequest(f"ttl_s is {ttl_s}: use more than 0 and at most 86400 seconds")
         answers = np.empty(len(names), dtype=np.int32)
         lease = ctypes.c_uint64()
@@ -456,10 +463,8 @@ class Namespace(Calls, Scoped):
     ) -> Reservation:
         """Phase one of a two-phase put. False, with its `answer`, where the key exists, is
         pending or was rejected. NoSpace: the device is full."""
-        if not 1 <= length_bytes <= driver.VALUE_MAX_BYTES:
-            raise InvalidRequest(
-                f"a value has 1 to {driver.VALUE_MAX_BYTES} bytes, not {length_bytes}"
-            )
+        most = driver.VALUE_MAX_BYTES
+        length_bytes = checking.whole("length_bytes of a value", length_bytes, 1, most)
         name = key_bytes(key)
         request = Request(
             op=Op.RESERVE, cls=class_of(cls), length=length_bytes, part_count=parts_of(parts)
@@ -475,8 +480,7 @@ class Namespace(Calls, Scoped):
 
     def write(self, reservation: Reservation, offset_bytes: int, data: Buffer) -> None:
         """Writes data at offset_bytes of a reserved value."""
-        if offset_bytes < 0:
-            raise InvalidRequest(f"write: offset {offset_bytes} is negative")
+        offset_bytes = checking.whole("offset_bytes of a write", offset_bytes, 0)
         request = Request(op=Op.WRITE, handle=reservation.handle, value_offset=offset_bytes)
         self._expect_ok(self._write(request, data), "write")
 

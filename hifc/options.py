@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 from typing import TypedDict
 
-from hifc import driver
+from hifc import checking, driver
 from hifc.errors import ConfigError
 from hifc.units import parse_size
 
@@ -51,7 +51,7 @@ def open_opts(
             hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
             raise ConfigError(f"open: unknown option {name}{hint}")
     opts = driver.OpenOpts(
-        read_only=int(read_only),
+        read_only=checking.flag("read_only", read_only),
         drive=_pick(_DRIVES, drive, "drive"),
         pool_size_bytes=parse_size(pool_size, "pool_size"),
         batch_size_max_bytes=parse_size(options.get("batch_size_max", 0), "batch_size_max"),
@@ -59,7 +59,7 @@ def open_opts(
         write_budget_bytes_per_day=parse_size(
             options.get("write_budget_per_day", 0), "write_budget_per_day"
         ),
-        no_owner_socket=int(not options.get("owner_socket", True)),
+        no_owner_socket=not checking.flag("owner_socket", options.get("owner_socket", True)),
     )
     if "reinsert_percent" in options:
         opts.reinsert_percent_plus1 = _count(options, "reinsert_percent") + 1

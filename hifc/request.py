@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from hifc.checking import items
 from hifc.driver import ENTRY, EVENT, KEY_BYTES, REQUEST
 from hifc.errors import InvalidRequest
 
@@ -83,10 +84,8 @@ def class_of(cls: str | BlockClass) -> int:
     """BlockClass of "reuse" or "swap"."""
     if isinstance(cls, BlockClass):
         return int(cls)
-    if cls == "reuse":
-        return 0
-    if cls == "swap":
-        return 1
+    if isinstance(cls, str) and cls in ("reuse", "swap"):
+        return int(cls == "swap")
     raise InvalidRequest(f'cls is {cls!r}: use "reuse" or "swap"')
 
 
@@ -134,5 +133,5 @@ def keys_array(keys: Keys) -> KeyArray:
         return np.ascontiguousarray(keys)
     if isinstance(keys, bytes | bytearray | memoryview | str):
         raise InvalidRequest("keys are a sequence of 16-byte keys, not one key: write [key]")
-    joined = b"".join([key_bytes(key) for key in keys])
+    joined = b"".join([key_bytes(key) for key in items("keys", keys)])
     return np.frombuffer(joined, dtype=np.uint8).reshape(-1, KEY_BYTES)

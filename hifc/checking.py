@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a caller gave is of the kind that is wanted, or an error says what it is instead.
+
+Python would find out somewhere below, by a TypeError about something that the caller never wrote,
+perhaps after half of the work is done.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from hifc.errors import ConfigError, HiFCError, InvalidRequest
+
+
+def whole(
+    name: str,
+    value: object,
+    least: int,
+    most: int | None = None,
+    error: type[HiFCError] = InvalidRequest,
+) -> int:
+    """A whole number, numpy's too, from least to most. Raises error."""
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least or (most is not None and number > most):
+        limit = "up" if most is None else f"to {most}"
+        raise error(f"{name}: {_shown(value)} is no whole number from {least} {limit}")
+    return number
+
+
+def text(name: str, value: object) -> str:
+    """A str. Raises ConfigError."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{name}: {_shown(value)} is no text")
+    return value
+
+
+def flag(name: str, value: object) -> bool:
+    """True or False and nothing that passes for it. Raises ConfigError."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}: {_shown(value)} is no boolean; write True or False")
+    return value
+
+
+def items(name: str, value: Iterable[Any]) -> list[Any]:
+    """A list of what an iterable gives. Raises InvalidRequest for what is none."""
+    try:
+        return list(value)
+    except TypeError:
+        raise InvalidRequest(f"{name}: {_shown(value)} is no sequence") from None
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{type(value).__name__} {shown[:40]}..."
