@@ -26,6 +26,33 @@ def _args(pointers: str, **others: str) -> np.dtype[Any]:
     return np.dtype(fields, align=True)
 
 
+# struct Divider of portable.cuh
+DIVIDER = np.dtype([(name, "<u4") for name in ("divisor", "magic", "shift_once", "shift_rest")])
+
+
+def divider(divisor: int) -> tuple[int, int, int, int]:
+    """The fields of a DIVIDER, for divisors from 1 to 2**32 - 1."""
+    bits = (divisor - 1).bit_length()
+    magic = (1 << 32) * ((1 << bits) - divisor) // divisor + 1
+    return divisor, magic, min(bits, 1), max(bits - 1, 0)
+
+
+PACK_BLOCKS_MAX = 32
+_PACK = np.dtype(
+    [
+        ("packed", "<u8", (PACK_BLOCKS_MAX,)),
+        *((name, "<u8") for name in ("planes", "pages", "scales", "checksums", "faults")),
+        ("cache_tokens", "<u8"),
+        *((f"{name}_stride", "<i8") for name in ("page", "token", "head", "item")),
+        *((name, DIVIDER) for name in ("row", "tokens", "heads", "page_tokens")),
+        *((name, "<u4") for name in ("blocks", "block_pages", "plane_count", "item_bytes")),
+        *((name, "<u4") for name in ("access_bytes", "packed_aligned", "kind", "coded")),
+        *((name, "<u4") for name in ("part_bytes", "parts", "chunk_rows", "chunks")),
+    ],
+    align=True,
+)
+_PACKING = ("rows", "rows_crc", "bytes", "converted", "items")
+
 _HEAT = _args(
     "heat mass eligible state ranges hot victims counts",
     f8="hot_ratio",
@@ -44,6 +71,9 @@ KERNELS: dict[str, Kernel] = {
             u4="part_bytes parts chunk_rows chunks",
         ),
     ),
+    **{f"hifc_pack_{way}": Kernel("pack.cu", 256, _PACK) for way in _PACKING},
+    **{f"hifc_unpack_{way}": Kernel("pack.cu", 256, _PACK) for way in _PACKING},
+    "hifc_scales": Kernel("scales.cu", 256, _PACK),
     "hifc_sketch_append": Kernel(
         "sketch.cu",
         128,

@@ -46,7 +46,7 @@ class Backend(Protocol):
     xp: Any
     wide: int
 
-    def launch(self, kernel: str, blocks: int, **arguments: Any) -> None:
+    def launch(self, kernel: str, blocks: int, /, **arguments: Any) -> None:
         """Runs `blocks` thread blocks of a kernel; none for 0. arguments: every field of its
         struct, pointers as addresses (`Strided.address`, `address_of`)."""
         ...
@@ -66,7 +66,7 @@ class HostBackend:
         self._backwards = backwards
         self._functions = _host_functions(kernels_path())
 
-    def launch(self, kernel: str, blocks: int, **arguments: Any) -> None:
+    def launch(self, kernel: str, blocks: int, /, **arguments: Any) -> None:
         """See Backend."""
         struct = _fill(kernel, blocks, arguments)
         self._functions[kernel](struct.ctypes.data, blocks, self._backwards)
@@ -85,7 +85,7 @@ class CudaBackend:
         self.wide = 8 * int(properties["multiProcessorCount"])
         self._functions: dict[str, Any] = {}
 
-    def launch(self, kernel: str, blocks: int, **arguments: Any) -> None:
+    def launch(self, kernel: str, blocks: int, /, **arguments: Any) -> None:
         """See Backend."""
         struct = _fill(kernel, blocks, arguments)
         if blocks:

@@ -34,7 +34,7 @@ HIFC_KERNEL(hifc_checksum, hifc::CRC_THREADS, ChecksumArgs)
         // Chunk 0 is the last of the part.
         const u32 end = units - chunk * chunk_units; // chunks * chunk_units may be above units
         const u32 rows = min_of(args.chunk_rows, (end + CRC_THREADS - 1) / CRC_THREADS);
-        HIFC_PHASE (t) {
+        HIFC_LAST_PHASE (t) { // block_reduce brings its barriers
             u32 mine = 0;
             for (u32 row = rows; row > 0; row--) {
                 const u32 back = row * CRC_THREADS - t;

@@ -104,6 +104,7 @@ HIFC_DEVICE u32 crc_row(const CrcShared &shared, u32 crc, Vec16 bytes)
 {
     bytes.word[0] ^= crc;
     crc = 0;
+    HIFC_UNROLL
     for (u32 k = 0; k < 16; k++) {
         crc ^= shared.slice[k][bytes.word[k / 4] >> k % 4 * 8 & 255];
     }

@@ -16,12 +16,14 @@
 #define HIFC_DEVICE static __device__ __forceinline__
 #define HIFC_SHARED __shared__
 #define HIFC_TABLE static __device__ constexpr
+#define HIFC_UNROLL _Pragma("unroll") // an array indexed by the loop stays in registers
 #else
 #define HIFC_GPU 0
 #define HIFC_FN [[maybe_unused]] static inline
 #define HIFC_DEVICE [[maybe_unused]] static inline
 #define HIFC_SHARED
 #define HIFC_TABLE static constexpr
+#define HIFC_UNROLL
 #endif
 
 namespace hifc
@@ -53,16 +55,19 @@ template <u32 THREADS> struct Block {
 };
 
 // HIFC_KERNEL(name, threads of a block, type of the arguments) { body }
+// A thread gets at most 64 registers, so that 1,024 are at home on a multiprocessor at once.
 // The body sees `args`, a constant reference to the arguments, and `block`. The arguments are one
 // struct of pointers and numbers that hifc/kernels.py describes as a numpy type.
 //
 // HIFC_PHASE(t) statement        every thread t of the block, then a barrier
-// HIFC_LAST_PHASE(t) statement   the same without the barrier, for the end of a kernel
+// HIFC_LAST_PHASE(t) statement   the same without the barrier: at the end of a kernel, or where what
+//                                follows, like block_reduce, reads only PerThread variables
 // `continue` ends a thread's phase; `break` and `return` would skip the barrier.
 #if HIFC_GPU
 #define HIFC_KERNEL(name, THREADS, Args)                                                           \
     static __device__ __forceinline__ void name##_body(const Args &, const hifc::Block<THREADS> &); \
-    extern "C" __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ Args args)  \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)                          \
+        name(const __grid_constant__ Args args)                                                    \
     {                                                                                              \
         name##_body(args, hifc::Block<THREADS>{blockIdx.x, gridDim.x, 0});                         \
     }                                                                                              \
@@ -279,9 +284,40 @@ HIFC_DEVICE u32 leading_zeros(u32 value)
 #endif
 }
 
-HIFC_DEVICE u32 multiply_high(u32 a, u32 b)
+// Division of any u32 by a divisor that the caller knows before, without a division (Granlund and
+// Montgomery, PLDI 1994). hifc.kernel_table.divider makes one.
+struct Divider {
+    u32 divisor;
+    u32 magic;
+    u32 shift_once;
+    u32 shift_rest;
+};
+
+HIFC_DEVICE u32 divide(u32 value, const Divider &by)
 {
-    return u32(u64(a) * b >> 32);
+    const u32 high = u32(u64(value) * by.magic >> 32);
+    return (high + ((value - high) >> by.shift_once)) >> by.shift_rest;
+}
+
+// One item of type T at an address that is a multiple of its size, whatever it was stored as.
+template <typename T> HIFC_DEVICE T load_as(const void *from)
+{
+#if HIFC_GPU
+    return *static_cast<const T *>(from);
+#else
+    T value;
+    __builtin_memcpy(&value, __builtin_assume_aligned(from, sizeof(T)), sizeof value);
+    return value;
+#endif
+}
+
+template <typename T> HIFC_DEVICE void store_as(void *to, T value)
+{
+#if HIFC_GPU
+    *static_cast<T *>(to) = value;
+#else
+    __builtin_memcpy(__builtin_assume_aligned(to, sizeof(T)), &value, sizeof value);
+#endif
 }
 
 // ---- 16 bytes at once ----------------------------------------------------------------------------
@@ -294,12 +330,12 @@ struct alignas(16) Vec16 {
 // leaves the caches to others; a load so marked may not see stores of the same kernel.
 HIFC_DEVICE Vec16 load16(const void *from)
 {
-    return *static_cast<const Vec16 *>(__builtin_assume_aligned(from, 16));
+    return load_as<Vec16>(from);
 }
 
 HIFC_DEVICE void store16(void *to, Vec16 value)
 {
-    *static_cast<Vec16 *>(__builtin_assume_aligned(to, 16)) = value;
+    store_as(to, value);
 }
 
 HIFC_DEVICE Vec16 load16_once(const void *from)
@@ -311,9 +347,7 @@ HIFC_DEVICE Vec16 load16_once(const void *from)
         : "l"(from));
     return value;
 #else
-    Vec16 value;
-    __builtin_memcpy(&value, __builtin_assume_aligned(from, 16), sizeof value);
-    return value;
+    return load16(from);
 #endif
 }
 
@@ -326,7 +360,7 @@ HIFC_DEVICE void store16_once(void *to, Vec16 value)
                    "r"(value.word[3])
                  : "memory");
 #else
-    __builtin_memcpy(__builtin_assume_aligned(to, 16), &value, sizeof value);
+    store16(to, value);
 #endif
 }
 

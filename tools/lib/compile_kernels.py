@@ -3,7 +3,8 @@
 
 usage: compile_kernels.py CUDA_FOLDER [--arch SM]... [--log FILE]
 
-nvcc compiles each source for each architecture, and NVRTC the very text that CuPy would hand it.
+nvcc compiles each source for each architecture, and NVRTC, for the last of them, the very text that
+CuPy would hand it.
 Prints registers, shared memory and spills of each kernel, and writes what the compilers said into
 FILE. Exits 1 if a source does not compile or a kernel spills registers, unless its source says
 `// spills allowed: KERNEL, because ...`. Needs no GPU. CUDA_FOLDER: where the packages of
@@ -111,10 +112,12 @@ def main() -> int:
     nvrtc = ctypes.CDLL(str(find(arguments.cuda, "nvidia/*/lib/libnvrtc.so.*")))
 
     sources = sorted({kernel.source for kernel in kernels.KERNELS.values()})
-    work = [(name, arch) for name in sources for arch in arguments.arch or ARCHITECTURES]
+    architectures = arguments.arch or ARCHITECTURES
+    work = [(name, arch) for name in sources for arch in architectures]
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        by_text = [pool.submit(by_nvrtc, nvrtc, name, architectures[-1]) for name in sources]
         compiled = list(pool.map(lambda item: by_nvcc(nvcc, *item), work))
-    compiled_here = [by_nvrtc(nvrtc, *item) for item in work]
+        compiled_here = [done.result() for done in by_text]
 
     bad, seen = [], set()
     print(f"{'kernel':<28}{'for':<8}{'registers':>10}{'shared bytes':>14}{'stack':>8}{'spills':>8}")
