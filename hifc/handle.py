@@ -71,7 +71,9 @@ class Handle:
         self.pool_base: int = lib.hifc_pool_base(pointer, 0, ctypes.byref(size)) or 0
         self.pool_size_bytes: int = size.value
         self._pools: tuple[Pool, ...] = (Pool(0, self.pool_base, self.pool_size_bytes, None),)
-        self.at_close: list[Callable[[], None]] = []  # run once nothing is in flight any more
+        # Run by close, around hifc_close: once no ticket lives, and once no device knows memory.
+        self.before_close: list[Callable[[], None]] = []
+        self.after_close: list[Callable[[], None]] = []
         self._condition = threading.Condition(threading.RLock())
         self._state = _OPEN
         self._inside = 0
@@ -177,17 +179,12 @@ class Handle:
         return 0, -1
 
     def add_pool(self, base: int, size_bytes: int, flush: Callable[[], None] | None) -> int:
-        """Makes memory a pool that the device reads and writes; returns its number. flush: what
-        is to be called after the device wrote to it."""
+        """Makes memory a pool that the device reads and writes until close; returns its number.
+        flush: what is to be called after the device wrote to it."""
         number = ctypes.c_uint32()
         self.lib.hifc_pool_register(self.pointer, base, size_bytes, ctypes.byref(number))
         self._pools = (*self._pools, Pool(number.value, base, size_bytes, flush))
         return number.value
-
-    def remove_pool(self, number: int) -> None:
-        """What add_pool added; no request may use it any more."""
-        self._pools = tuple(pool for pool in self._pools if pool.number != number)
-        self.lib.hifc_pool_unregister(self.pointer, number)
 
     def written(self, pool_numbers: Collection[int]) -> None:
         """The device has written to these pools: what reads them next shall see it."""
@@ -335,8 +332,10 @@ class Handle:
             kept = (base.value or 0, size.value)
         try:
             with contextlib.ExitStack() as last:
+                for release in self.after_close:
+                    last.callback(release)
                 last.callback(self.lib.hifc_close, self.pointer)
-                for release in self.at_close:
+                for release in self.before_close:
                     last.callback(release)
         finally:
             self.pointer = 0

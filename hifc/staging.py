@@ -91,7 +91,7 @@ class PinnedStaging(Staging):
         except BaseException:
             gpu.close()
             raise
-        handle.at_close.append(self._release)
+        handle.before_close.append(self._release)
 
     def gpu_address(self, array: Buffer) -> int:
         """As Staging.gpu_address."""
@@ -126,7 +126,7 @@ class GpuStaging(Staging):
         self._lock = threading.Lock()
         self._extents = Extents(memory.size_bytes)
         self._freed: collections.deque[int] = collections.deque()
-        handle.at_close.append(self._release)
+        handle.after_close.append(self._release)
 
     def buffer(self, size_bytes: int) -> ByteArray:
         """As Staging.buffer. The CPU reads such memory slowly: leave it to the GPU."""
@@ -163,10 +163,7 @@ class GpuStaging(Staging):
         self._handle.written((self.pool,))
 
     def _release(self) -> None:
-        try:
-            self._handle.remove_pool(self.pool)
-        finally:
-            self._memory = None
+        self._memory = None
 
 
 class Extents:

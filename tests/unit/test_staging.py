@@ -216,6 +216,16 @@ def test_closing_undoes_it_all(ram: Opener, bar: FakeBar) -> None:
         ns.staging.buffer(4096)
 
 
+def test_closing_with_a_ring_over_it(ram: Opener, bar: FakeBar) -> None:
+    ns = ram.open(staging="gpu", staging_size="2MiB", bar=bar.provider())
+    ring = ns.ring(ns.staging.buffer(65536), 65536)
+    ns.close()
+    ring.close()
+    del ring
+    gc.collect()
+    assert not bar.enabled
+
+
 def test_room_comes_back_when_arrays_are_gone(ns: Namespace) -> None:
     arrays = [ns.staging.buffer(1 << 20) for _ in range(4)]
     with pytest.raises(BufferExhausted, match="swap_buffer_size"):
