@@ -129,6 +129,40 @@ KERNELS: dict[str, Kernel] = {
     "hifc_heat_middle": Kernel("heat.cu", 512, _HEAT),
     "hifc_heat_low": Kernel("heat.cu", 512, _HEAT),
     "hifc_heat_split": Kernel("heat.cu", 512, _HEAT),
+    "hifc_trend_scores": Kernel(
+        "trend.cu",
+        256,
+        _args("history scores", u4="window first steps heads heads_of_row capacity token_blocks"),
+    ),
+    "hifc_trend_candidates": Kernel(
+        "trend.cu",
+        512,
+        _args(
+            "scores resident in_flight candidates counts",
+            u4="token_blocks words degree",
+            f4="score_min",
+        ),
+    ),
+    "hifc_prefetch_issue": Kernel(
+        "issue.cu",
+        256,
+        _args(
+            "candidates counts keys in_flight owners free_landings slots statuses head tail "
+            "overflowed totals",
+            u4="rows degree words key_row_stride landings landing_pages slot_count part_first "
+            "part_step part_count shares_ring",
+        ),
+    ),
+    "hifc_prefetch_settle": Kernel(
+        "issue.cu",
+        256,
+        _args("in_flight owners statuses landed items counts totals", u4="landings"),
+    ),
+    "hifc_prefetch_release": Kernel(
+        "issue.cu",
+        256,
+        _args("released in_flight resident owners statuses", u4="count landings"),
+    ),
     "hifc_victims_group": Kernel("victims.cu", 128, _VICTIMS),
     "hifc_victims_order": Kernel("victims.cu", 128, _VICTIMS),
 }

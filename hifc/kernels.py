@@ -153,6 +153,18 @@ def source_folder() -> Path:
     raise LibraryError(f"{candidates[0]} with the kernels is missing: install HiFC again")
 
 
+def header_folder() -> Path:
+    """Where hifc_ring.h is, which kernels share with C."""
+    return next(
+        folder
+        for folder in (
+            source_folder().parent / "include",
+            source_folder().parent / "driver/include",
+        )
+        if folder.exists()
+    )
+
+
 def source(name: str) -> str:
     """One source with the headers of native/ in the place of their #include.
 
@@ -166,8 +178,9 @@ def source(name: str) -> str:
             return ""
         seen.add(file)
         lines = [f'#line 1 "{file}"']
-        for number, line in enumerate((folder / file).read_text().splitlines(), start=1):
-            header = re.fullmatch(r'#include "(\w+\.cuh)"', line)
+        path = (header_folder() if file.endswith(".h") else folder) / file
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            header = re.fullmatch(r'#include "(\w+\.(?:cuh|h))"', line)
             lines.append(f'{text(header[1])}\n#line {number + 1} "{file}"' if header else line)
         return "\n".join(lines)
 

@@ -3,84 +3,165 @@
 
 Per head and block, a straight line through the attention mass of the last window_size steps is
 extended by one step. In exact mode every block is used in every step and the order is known, so
-this serves sparse mode and the warming of reused prefixes only.
+this serves sparse mode and the warming of reused prefixes only. Kernels take the masses and draw
+the line, on a GPU where there is one; given an issuer, they ask for what is expected as well.
 """
 
 from __future__ import annotations
 
-import collections
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hifc.errors import ConfigError, InvalidRequest
+from hifc.kernels import Backend, address_of, backend
+from hifc.mass import mass_from_weights
+from hifc.sketch import ITEM_TYPES
 
-_Mass = npt.NDArray[np.float32]
+if TYPE_CHECKING:
+    from hifc.issue import Issuer
+
+_BLOCKS_MIN = 64
+_TREND_THREADS = 256  # of native/trend.cu
 
 
 class HiFCPrefetcher:
-    """Not thread-safe. Memory: window_size x num_heads x blocks x 4 bytes."""
+    """Not thread-safe. Memory: window_size x num_heads x blocks x 4 bytes, up to twice that."""
 
-    def __init__(self, num_heads: int, window_size: int = 3, *, block_tokens: int = 1) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        window_size: int = 3,
+        *,
+        block_tokens: int = 1,
+        issuer: Issuer | None = None,
+        degree: int = 2,
+        score_min: float = 0.0,
+        where: Backend | None = None,
+    ) -> None:
+        """issuer: every update asks for the `degree` blocks a row that the most is expected of,
+        among those that are neither resident nor on their way, if it is more than score_min. The
+        heads are shared out evenly over the issuer's rows, the first ones to the first row. where:
+        the backend of the kernels; the issuer's if there is one.
+        """
         if num_heads < 1 or window_size < 2 or block_tokens < 1:
             raise ConfigError(
                 f"num_heads {num_heads}, window_size {window_size} and block_tokens "
                 f"{block_tokens} must be at least 1, 2 and 1"
             )
+        if issuer is not None and num_heads % issuer.rows:
+            raise ConfigError(f"{num_heads} heads do not share out over {issuer.rows} rows")
         self.num_heads = num_heads
         self.window_size = window_size
         self.block_tokens = block_tokens
-        self._window: collections.deque[_Mass] = collections.deque(maxlen=window_size)
+        self.degree = degree
+        self.score_min = score_min
+        self._issuer = issuer
+        self._where = where
+        self._capacity = 0
+        self._history: Any = None  # (window_size, num_heads, capacity), a ring of steps
+        self._known = [0] * window_size  # blocks of each slot; behind them stand zeros
+        self._latest = -1  # slot
+        self._steps = 0
 
     @property
     def num_blocks(self) -> int:
         """Blocks seen in the latest update."""
-        return self._window[-1].shape[1] if self._window else 0
+        return self._known[self._latest] if self._steps else 0
+
+    @property
+    def where(self) -> Backend:
+        """Where the kernels run."""
+        if self._where is None:
+            self._where = backend() if self._issuer is None else self._issuer.where
+        return self._where
 
     def update(self, attn_weights: Any) -> None:
-        """Takes the attention of one step.
+        """Takes the attention of one step, and with an issuer asks for what it makes expected.
 
-        attn_weights: numpy or torch, (heads, keys) or (..., heads, queries, keys); batches and
-        queries are averaged, keys are summed by block_tokens (1: keys are blocks already).
+        attn_weights: numpy, CuPy or torch, (heads, keys) or (..., heads, queries, keys); batches
+        and queries are averaged, keys are summed by block_tokens (1: keys are blocks already).
         """
-        if hasattr(attn_weights, "detach"):
-            attn_weights = attn_weights.detach().float().cpu().numpy()
-        mass = np.asarray(attn_weights, dtype=np.float32)
-        if mass.ndim >= 3:
-            mass = mass.mean(axis=-2)
-            mass = mass.reshape(-1, *mass.shape[-2:]).mean(axis=0)
-        if mass.ndim != 2 or mass.shape[0] != self.num_heads:
-            raise InvalidRequest(
-                f"attention of shape {np.shape(attn_weights)}: (heads, keys) or "
-                f"(..., heads, queries, keys) with {self.num_heads} heads is wanted"
+        weights = self._weights(attn_weights)
+        blocks = -(-weights.shape[-1] // self.block_tokens)
+        self._make_room(blocks)
+        slot = (self._latest + 1) % self.window_size
+        mass_from_weights(
+            weights,
+            self.block_tokens,
+            scale=1 / (weights.shape[0] * weights.shape[2]),
+            out=self._history[slot, :, :blocks],
+            where=self.where,
+        )
+        if self._known[slot] > blocks:
+            self._history[slot, :, blocks:] = 0
+        self._known[slot] = blocks
+        self._latest = slot
+        self._steps = min(self._steps + 1, self.window_size)
+        if self._issuer is not None:
+            scores = self._scores(self._issuer.rows)
+            self._issuer.issue(scores, self.degree, score_min=self.score_min)
+
+    def _weights(self, attn_weights: Any) -> Any:
+        """As (batch, heads, queries, keys), where the kernels run, of a type that they take."""
+        weights = attn_weights
+        on_gpu = self.where.name == "cuda"
+        if hasattr(weights, "detach"):
+            weights = weights.detach()
+            if str(weights.dtype).removeprefix("torch.") not in ITEM_TYPES:
+                weights = weights.float()
+            weights = weights.to("cuda" if on_gpu else "cpu").contiguous()
+        else:
+            xp = self.where.xp
+            weights = xp.asarray(
+                weights.get() if hasattr(weights, "get") and not on_gpu else weights
             )
-        self._window.append(self._by_block(mass))
+            if weights.dtype.name not in ITEM_TYPES:
+                weights = weights.astype("float32")
+            weights = xp.ascontiguousarray(weights)
+        shape = tuple(weights.shape)
+        fits = len(shape) >= 2 and 0 not in shape[:-1]
+        if fits and shape[-2 if len(shape) == 2 else -3] == self.num_heads:
+            queries = 1 if len(shape) == 2 else shape[-2]
+            return weights.reshape(-1, self.num_heads, queries, shape[-1])
+        raise InvalidRequest(
+            f"attention of shape {shape}: (heads, keys) or (..., heads, queries, keys) with "
+            f"{self.num_heads} heads is wanted"
+        )
 
-    def _by_block(self, mass: _Mass) -> _Mass:
-        if self.block_tokens == 1:
-            return mass.copy()
-        starts = np.arange(0, mass.shape[1], self.block_tokens)
-        summed: _Mass = np.add.reduceat(mass, starts, axis=1)
-        return summed
+    def _make_room(self, blocks: int) -> None:
+        if blocks <= self._capacity and self._history is not None:
+            return
+        capacity = max(_BLOCKS_MIN, blocks, 2 * self._capacity)
+        grown = self.where.xp.zeros((self.window_size, self.num_heads, capacity), dtype="float32")
+        if self._history is not None:
+            grown[:, :, : self._capacity] = self._history
+        self._history, self._capacity = grown, capacity
 
-    def scores(self) -> _Mass:
-        """Expected mass in the next step, shape (heads, blocks); not negative."""
-        if not self._window:
-            return np.zeros((self.num_heads, 0), dtype=np.float32)
+    def _scores(self, rows: int) -> Any:
+        """Expected mass of the heads of each row, float32 (rows, blocks), where the kernels run."""
         blocks = self.num_blocks
-        history = np.zeros((len(self._window), self.num_heads, blocks), dtype=np.float32)
-        for step, mass in enumerate(self._window):
-            known = min(blocks, mass.shape[1])
-            history[step, :, :known] = mass[:, :known]
-        if len(history) == 1:
-            latest: _Mass = history[0]
-            return latest
-        steps = np.arange(len(history), dtype=np.float32) - (len(history) - 1) / 2
-        slope = np.tensordot(steps / np.square(steps).sum(), history, axes=1)
-        ahead = (len(history) + 1) / 2  # from the middle of the window to the next step
-        expected: _Mass = np.maximum(history.mean(axis=0) + ahead * slope, 0.0)
-        return expected
+        scores = self.where.xp.empty((rows, blocks), dtype="float32")
+        if blocks:
+            self.where.launch(
+                "hifc_trend_scores",
+                rows * -(-blocks // _TREND_THREADS),
+                history=address_of(self._history, self.where),
+                scores=address_of(scores, self.where),
+                window=self.window_size,
+                first=(self._latest + 1 - self._steps) % self.window_size,
+                steps=self._steps,
+                heads=self.num_heads,
+                heads_of_row=self.num_heads // rows,
+                capacity=self._capacity,
+                token_blocks=blocks,
+            )
+        return scores
+
+    def scores(self) -> npt.NDArray[np.float32]:
+        """Expected mass in the next step, shape (heads, blocks); not negative."""
+        return self._fetch(self._scores(self.num_heads))
 
     def predict(self, degree: int | None = None) -> npt.NDArray[np.int64]:
         """Blocks by expected mass, most first: int64 of shape (heads, min(degree, blocks))."""
@@ -90,9 +171,13 @@ class HiFCPrefetcher:
 
     def predict_blocks(self, degree: int) -> npt.NDArray[np.int64]:
         """The degree blocks with the most expected mass over all heads, most first."""
-        total = self.scores().sum(axis=0)
+        total = self._fetch(self._scores(1))[0]
         return np.argsort(-total, kind="stable")[:degree]
 
     def reset(self) -> None:
         """Forgets the window: another sequence begins."""
-        self._window.clear()
+        self._steps = 0
+
+    def _fetch(self, array: Any) -> npt.NDArray[np.float32]:
+        found: npt.NDArray[np.float32] = array if isinstance(array, np.ndarray) else array.get()
+        return found

@@ -19,7 +19,7 @@
 //
 // HeatState outlives the calls. `high` and `below` are zeros before and after each of them; what
 // heat_update finds in the others is cleared by it.
-#include "items.cuh"
+#include "select.cuh"
 
 using namespace hifc;
 
@@ -27,11 +27,6 @@ constexpr u32 HEAT_THREADS = 512;
 constexpr u32 HIGH_BINS = 4096, MIDDLE_BINS = 4096, LOW_BINS = 256;
 constexpr u32 BOUNDARIES = 2; // of the cold blocks, of the victims
 constexpr u32 TILE = 4 * HEAT_THREADS;
-
-struct Found {
-    u32 digits; // of the boundary, as far as they are known
-    u32 rank;   // blocks that the boundary takes of those with these digits
-};
 
 struct HeatState {
     u32 high[HIGH_BINS];
@@ -51,16 +46,6 @@ struct Range {
     u32 before[LOW_BINS + 1]; // of those with these digits, how many are below each lowest digit,
                               // from a number on that is the same for all
 };
-
-// A bin is the block's own, in shared memory.
-HIFC_DEVICE void bin_add(u32 *bin, u32 value)
-{
-#if HIFC_GPU
-    atomicAdd(bin, value);
-#else
-    *bin += value;
-#endif
-}
 
 struct HeatArgs {
     float *heat;         // [count], a multiple of 16
@@ -122,35 +107,6 @@ HIFC_DEVICE void update_quad(const HeatArgs &args, u32 i)
     }
 }
 
-// The bin in which block number `rank`, counted from 1, stands, and its number within. {0, 0} for 0.
-template <u32 BINS>
-HIFC_DEVICE Found find_rank(const Block<HEAT_THREADS> &block, const u32 *bins, u32 rank,
-                            Found *found)
-{
-    constexpr u32 OF_THREAD = (BINS + HEAT_THREADS - 1) / HEAT_THREADS;
-    PerThread<u32, HEAT_THREADS> before;
-    HIFC_PHASE (t) {
-        before[t] = 0;
-        for (u32 bin = t * OF_THREAD; bin < min_of((t + 1) * OF_THREAD, BINS); bin++) {
-            before[t] += bins[bin];
-        }
-        if (t == 0) {
-            *found = Found{0, 0};
-        }
-    }
-    block_exclusive_sum(block, before);
-    HIFC_PHASE (t) {
-        u32 sum = before[t];
-        for (u32 bin = t * OF_THREAD; bin < min_of((t + 1) * OF_THREAD, BINS); bin++) {
-            if (sum < rank && rank <= sum + bins[bin]) {
-                *found = Found{bin, rank - sum};
-            }
-            sum += bins[bin];
-        }
-    }
-    return *found;
-}
-
 // Adds a block's bins to all blocks' and clears nothing: they are the block's own.
 template <u32 BINS>
 HIFC_DEVICE void add_bins(const Block<HEAT_THREADS> &block, const u32 *bins, u32 *all)
@@ -160,15 +116,6 @@ HIFC_DEVICE void add_bins(const Block<HEAT_THREADS> &block, const u32 *bins, u32
             if (bins[bin]) {
                 atomic_add(&all[bin], bins[bin]);
             }
-        }
-    }
-}
-
-HIFC_DEVICE void clear(const Block<HEAT_THREADS> &block, u32 *words, u32 count)
-{
-    HIFC_PHASE (t) {
-        for (u32 i = t; i < count; i += HEAT_THREADS) {
-            words[i] = 0;
         }
     }
 }

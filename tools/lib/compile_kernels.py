@@ -46,7 +46,13 @@ class Outcome:
 
 def by_nvcc(nvcc: Path, name: str, arch: str) -> Outcome:
     command = [str(nvcc), "-std=c++17", "-fmad=false", "-Werror", "all-warnings", "-cubin"]
-    command += [f"-arch=sm_{arch}", "-Xptxas", "-v", str(kernels.source_folder() / name)]
+    command += [
+        f"-I{kernels.header_folder()}",
+        f"-arch=sm_{arch}",
+        "-Xptxas",
+        "-v",
+        str(kernels.source_folder() / name),
+    ]
     done = subprocess.run(
         [*command, "-o", os.devnull],
         capture_output=True,
