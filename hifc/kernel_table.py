@@ -59,6 +59,7 @@ _HEAT = _args(
     u4="count range_blocks victims_max",
     f4="decay threshold",
 )
+_LITMUS = _args("slots statuses head tail results", u4="slot_count status_count wanted")
 _VICTIMS = _args("heat victims counts head chain depth orders ordered", u4="victims_max")
 
 KERNELS: dict[str, Kernel] = {
@@ -163,6 +164,8 @@ KERNELS: dict[str, Kernel] = {
         256,
         _args("released in_flight resident owners statuses", u4="count landings"),
     ),
+    "hifc_litmus_produce": Kernel("litmus.cu", 256, _LITMUS),
+    "hifc_litmus_consume": Kernel("litmus.cu", 256, _LITMUS),
     "hifc_victims_group": Kernel("victims.cu", 128, _VICTIMS),
     "hifc_victims_order": Kernel("victims.cu", 128, _VICTIMS),
 }
