@@ -126,6 +126,8 @@ struct hifc_device *hifc_blockio_device(struct hifc_blockio *io);
 
 /* ---- buffer pool (pool.c) -------------------------------------------------------------------- */
 
+#define HIFC_POOLS_MAX 64u
+
 /* Pools by number: 0 is the namespace's own (memfd of huge pages where there are some, registered
  * with the device), others are the caller's memory. Thread-safe. */
 struct hifc_pools;
@@ -143,12 +145,15 @@ int hifc_pools_take_back(struct hifc_pools *pools, uint64_t offset);
 /* Destroy leaves the memory of pool 0 mapped: it is the caller's to unmap from then on. */
 void hifc_pools_disown(struct hifc_pools *pools, void **base, uint64_t *size_bytes);
 int hifc_pools_register(struct hifc_pools *pools, void *base, uint64_t size_bytes, uint32_t *pool);
+/* A retired pool is no outside input's any more (resolve_lent), but still there for what names it
+ * already. */
+int hifc_pools_retire(struct hifc_pools *pools, uint32_t pool, bool retired);
 /* The caller has made sure that no request uses it. */
 int hifc_pools_unregister(struct hifc_pools *pools, uint32_t pool);
 /* NULL if [offset, +bytes) does not lie within the pool. Lock-free. */
 uint8_t *hifc_pools_resolve(struct hifc_pools *pools, uint32_t pool, uint64_t offset,
                             uint64_t bytes);
-/* For outside input: NULL also where pages of pool 0 are not lent. */
+/* For outside input: NULL also where pages of pool 0 are not lent, or the pool is retired. */
 uint8_t *hifc_pools_resolve_lent(struct hifc_pools *pools, uint32_t pool, uint64_t offset,
                                  uint64_t bytes);
 void hifc_pools_usage(const struct hifc_pools *pools, uint64_t *used_bytes, uint64_t *peak_bytes,

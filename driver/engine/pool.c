@@ -23,7 +23,6 @@
 #include "engine/region.h"
 #include "error.h"
 
-#define POOLS_MAX 64u
 #define PAGE_BYTES HIFC_PAGE_BYTES
 #define CLASSES 32u
 #define NONE UINT32_MAX
@@ -42,13 +41,14 @@ struct page {
 struct caller_pool {
     _Atomic(uint8_t *) base; /* NULL: no pool of this number */
     _Atomic uint64_t size_bytes;
-    bool registered; /* with the device */
+    _Atomic bool retired; /* taken by no request any more */
+    bool registered;      /* with the device */
 };
 
 struct hifc_pools {
     struct hifc_device *device;
     struct hifc_region region;
-    struct caller_pool table[POOLS_MAX];
+    struct caller_pool table[HIFC_POOLS_MAX];
     pthread_mutex_t mutex; /* what follows, and changes of table */
     uint32_t page_count;
     uint32_t lists[CLASSES];
@@ -198,7 +198,7 @@ int hifc_pools_create(struct hifc_device *device, uint64_t size_bytes, struct hi
 
 void hifc_pools_release(struct hifc_pools *pools)
 {
-    for (uint32_t pool = 1; pool < POOLS_MAX; pool++) {
+    for (uint32_t pool = 1; pool < HIFC_POOLS_MAX; pool++) {
         if (atomic_load(&pools->table[pool].base)) {
             (void)hifc_pools_unregister(pools, pool);
         }
@@ -347,7 +347,7 @@ uint8_t *hifc_pools_resolve_lent(struct hifc_pools *pools, uint32_t pool, uint64
         !all_lent(pools, offset / PAGE_BYTES, (offset + bytes - 1) / PAGE_BYTES)) {
         return NULL;
     }
-    return memory;
+    return memory && atomic_load(&pools->table[pool].retired) ? NULL : memory;
 }
 
 void hifc_pools_usage(const struct hifc_pools *pools, uint64_t *used_bytes, uint64_t *peak_bytes,
@@ -396,12 +396,12 @@ int hifc_pools_register(struct hifc_pools *pools, void *base, uint64_t size_byte
     }
     pthread_mutex_lock(&pools->mutex);
     uint32_t number = 1;
-    while (number < POOLS_MAX && atomic_load(&pools->table[number].base)) {
+    while (number < HIFC_POOLS_MAX && atomic_load(&pools->table[number].base)) {
         number++;
     }
-    if (number == POOLS_MAX) {
+    if (number == HIFC_POOLS_MAX) {
         rc = hifc_fail(-ENOSPC, "%s: %u pools are registered already; unregister one", device->uri,
-                       POOLS_MAX);
+                       HIFC_POOLS_MAX);
     } else {
         struct caller_pool *entry = &pools->table[number];
         bool can = (((uintptr_t)base | size_bytes) & (HIFC_HUGE_PAGE_BYTES - 1)) == 0;
@@ -412,6 +412,7 @@ int hifc_pools_register(struct hifc_pools *pools, void *base, uint64_t size_byte
         rc = device->geometry.registered_only ? rc : 0; /* otherwise it only makes it faster */
         if (!rc) {
             atomic_store(&entry->size_bytes, size_bytes);
+            atomic_store(&entry->retired, false);
             atomic_store(&entry->base, base);
             *pool = number;
         }
@@ -420,14 +421,36 @@ int hifc_pools_register(struct hifc_pools *pools, void *base, uint64_t size_byte
     return rc;
 }
 
+/* Where a caller's pool begins, or NULL with an error. */
+static uint8_t *callers_base(struct hifc_pools *pools, uint32_t pool)
+{
+    uint8_t *base = pool > 0 && pool < HIFC_POOLS_MAX ? atomic_load(&pools->table[pool].base)
+                                                      : NULL;
+    if (!base) {
+        hifc_fail(-EINVAL, "%s: no pool %u is registered%s", pools->device->uri, pool,
+                  pool ? "" : " by a caller (0 is the namespace's own)");
+    }
+    return base;
+}
+
+int hifc_pools_retire(struct hifc_pools *pools, uint32_t pool, bool retired)
+{
+    pthread_mutex_lock(&pools->mutex);
+    uint8_t *base = callers_base(pools, pool);
+    if (base) {
+        atomic_store(&pools->table[pool].retired, retired);
+    }
+    pthread_mutex_unlock(&pools->mutex);
+    return base ? 0 : -EINVAL;
+}
+
 int hifc_pools_unregister(struct hifc_pools *pools, uint32_t pool)
 {
     int rc = 0;
     pthread_mutex_lock(&pools->mutex);
-    uint8_t *base = pool > 0 && pool < POOLS_MAX ? atomic_load(&pools->table[pool].base) : NULL;
+    uint8_t *base = callers_base(pools, pool);
     if (!base) {
-        rc = hifc_fail(-EINVAL, "%s: no pool %u is registered%s", pools->device->uri, pool,
-                       pool ? "" : " by a caller (0 is the namespace's own)");
+        rc = -EINVAL;
     } else {
         struct caller_pool *entry = &pools->table[pool];
         uint64_t size_bytes = atomic_load(&entry->size_bytes);
@@ -444,7 +467,7 @@ int hifc_pools_unregister(struct hifc_pools *pools, uint32_t pool)
 uint8_t *hifc_pools_resolve(struct hifc_pools *pools, uint32_t pool, uint64_t offset,
                             uint64_t bytes)
 {
-    if (pool >= POOLS_MAX) {
+    if (pool >= HIFC_POOLS_MAX) {
         return NULL;
     }
     /* base is set last and cleared first: a base seen twice had this size in between. */

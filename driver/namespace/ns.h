@@ -264,6 +264,8 @@ struct hifc_ns {
     bool reactor;
     _Atomic bool closed;      /* no new visits */
     _Atomic uint32_t visits;  /* calls of the public interface under way */
+    /* Requests that name a caller's pool, from before it is resolved to the answer. */
+    _Atomic uint32_t pool_requests[HIFC_POOLS_MAX];
     char uri[1024];
 
     /* the driving thread's, without the mutex */
@@ -376,6 +378,13 @@ void ns_span_fill(const struct hifc_span *span, uint64_t position, const uint8_t
 void ns_span_zero(const struct hifc_span *span, uint64_t position, uint64_t bytes);
 uint32_t ns_span_crc(uint32_t crc, const struct hifc_span *span, uint64_t position,
                      uint64_t bytes);
+
+/* The caller's pool whose memory a request names, or 0. */
+static inline uint32_t ns_callers_pool(const struct hifc_req *req)
+{
+    bool names = req->op == HIFC_OP_GET || req->op == HIFC_OP_PUT || req->op == HIFC_OP_WRITE;
+    return names && req->pool < HIFC_POOLS_MAX ? req->pool : 0;
+}
 
 /* ---- ticket.c ------------------------------------------------------------------------------- */
 int ns_tickets_create(struct hifc_ns *ns);

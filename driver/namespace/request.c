@@ -296,6 +296,18 @@ static void expire_inline(struct hifc_ns *ns)
     }
 }
 
+/* Who unregisters a pool first retires it and then looks at the count: it is counted before it is
+ * resolved. */
+static void count_pools(struct hifc_ns *ns, const struct hifc_req *reqs, uint32_t count, int by)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t pool = ns_callers_pool(&reqs[i]);
+        if (pool) {
+            atomic_fetch_add(&ns->pool_requests[pool], (uint32_t)by);
+        }
+    }
+}
+
 HIFC_API int hifc_submit(struct hifc_ns *ns, struct hifc_req *reqs, uint32_t count,
                          struct hifc_ticket **out)
 {
@@ -311,8 +323,10 @@ HIFC_API int hifc_submit(struct hifc_ns *ns, struct hifc_req *reqs, uint32_t cou
         ns_janitor_inline(ns);
     }
     struct ns_scratch scratch;
+    count_pools(ns, reqs, count, 1);
     error = ns_prepare(ns, reqs, count, &scratch);
     if (error) {
+        count_pools(ns, reqs, count, -1);
         ns_scratch_free(&scratch);
         return error;
     }
@@ -321,6 +335,7 @@ HIFC_API int hifc_submit(struct hifc_ns *ns, struct hifc_req *reqs, uint32_t cou
     struct hifc_ticket *ticket = ns_ticket_alloc(ns, count, reqs[0].op);
     if (!ticket) {
         pthread_mutex_unlock(&ns->mutex);
+        count_pools(ns, reqs, count, -1);
         ns_scratch_free(&scratch);
         return hifc_fail(-EAGAIN, "%u tickets are in use: free tickets that are done",
                          ns->tickets_count);

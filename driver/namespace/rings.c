@@ -129,6 +129,17 @@ uint64_t ns_rings_overflowed(const struct hifc_ns *ns)
 
 /* ---- open ------------------------------------------------------------------------------------ */
 
+static int check_arena(struct hifc_ns *ns, const struct hifc_ring_opts *opts)
+{
+    if (!hifc_pools_resolve_lent(ns->pools, opts->pool, opts->arena_offset, opts->arena_bytes)) {
+        return hifc_fail(-EINVAL, "arena [%llu, +%llu) does not lie within memory of pool %u that "
+                                  "was handed out: allocate it with hifc_buffer_alloc",
+                         (unsigned long long)opts->arena_offset,
+                         (unsigned long long)opts->arena_bytes, opts->pool);
+    }
+    return 0;
+}
+
 static int check_opts(struct hifc_ns *ns, const struct hifc_ring_opts *opts)
 {
     if ((opts->slots & (opts->slots - 1)) != 0 || opts->slots < HIFC_RING_SLOTS_MIN ||
@@ -149,13 +160,7 @@ static int check_opts(struct hifc_ns *ns, const struct hifc_ring_opts *opts)
                          (unsigned long long)opts->arena_bytes, opts->read_max_bytes,
                          HIFC_RING_PAGE_BYTES);
     }
-    if (!hifc_pools_resolve_lent(ns->pools, opts->pool, opts->arena_offset, opts->arena_bytes)) {
-        return hifc_fail(-EINVAL, "arena [%llu, +%llu) does not lie within memory of pool %u that "
-                                  "was handed out: allocate it with hifc_buffer_alloc",
-                         (unsigned long long)opts->arena_offset,
-                         (unsigned long long)opts->arena_bytes, opts->pool);
-    }
-    return 0;
+    return check_arena(ns, opts);
 }
 
 static void ring_free(struct hifc_ring *ring)
@@ -240,14 +245,18 @@ HIFC_API int hifc_ring_open(struct hifc_ns *ns, const struct hifc_ring_opts *giv
     struct ns_prefetch *prefetch = ns->prefetch;
     pthread_mutex_lock(&ns->mutex);
     bool room = prefetch->ring_count < NS_RINGS_MAX;
-    if (room) {
+    /* Again: who unregisters a pool retires it before it looks for rings. */
+    error = check_arena(ns, &opts);
+    if (room && !error) {
         prefetch->rings[prefetch->ring_count++] = ring;
         atomic_store(&prefetch->changed, true);
     }
     pthread_mutex_unlock(&ns->mutex);
-    if (!room) {
+    if (!room || error) {
         ring_free(ring);
-        return hifc_fail(-ENOSPC, "%u rings are open on %s: close one", NS_RINGS_MAX, ns->uri);
+        return error ? error
+                     : hifc_fail(-ENOSPC, "%u rings are open on %s: close one", NS_RINGS_MAX,
+                                 ns->uri);
     }
     hifc_engine_wake(ns->engine);
     *out = ring;

@@ -56,6 +56,28 @@ HIFC_API int hifc_pool_register(struct hifc_ns *ns, void *base, uint64_t size_by
     return error ? error : hifc_pools_register(ns->pools, base, size_bytes, pool);
 }
 
+/* Until no request names a retired pool any more; others go on. */
+static int wait_unused(struct hifc_ns *ns, uint32_t pool)
+{
+    uint64_t deadline = ns_deadline(2000ll * ns->opts.command_timeout_ms);
+    pthread_mutex_lock(&ns->mutex);
+    bool ring = ns_rings_use_pool(ns, pool);
+    if (!ring && atomic_load(&ns->pool_requests[pool]) > 0) {
+        ns_close_forming(ns, true);
+        ns_unlock_and_issue(ns);
+        pthread_mutex_lock(&ns->mutex);
+    }
+    while (!ring && atomic_load(&ns->pool_requests[pool]) > 0 && ns_now() < deadline) {
+        ns_wait_changed(ns);
+    }
+    uint32_t left = atomic_load(&ns->pool_requests[pool]);
+    pthread_mutex_unlock(&ns->mutex);
+    return ring ? hifc_fail(-EBUSY, "a request ring reads into pool %u: close the ring first", pool)
+           : left ? hifc_fail(-ETIMEDOUT, "%u requests on %s still use pool %u: unregister it again "
+                                          "once they are done", left, ns->uri, pool)
+                  : 0;
+}
+
 HIFC_API int hifc_pool_unregister(struct hifc_ns *ns, uint32_t pool)
 {
     struct hifc_ns *visit NS_VISIT = NULL;
@@ -63,14 +85,13 @@ HIFC_API int hifc_pool_unregister(struct hifc_ns *ns, uint32_t pool)
     if (error) {
         return error;
     }
-    pthread_mutex_lock(&ns->mutex);
-    bool used = ns_rings_use_pool(ns, pool);
-    pthread_mutex_unlock(&ns->mutex);
-    if (used) {
-        return hifc_fail(-EBUSY, "a request ring reads into pool %u: close the ring first", pool);
+    error = hifc_pools_retire(ns->pools, pool, true);
+    error = error ? error : wait_unused(ns, pool);
+    if (error) {
+        (void)hifc_pools_retire(ns->pools, pool, false);
+        return error;
     }
-    error = ns_drain(ns, 2000ll * ns->opts.command_timeout_ms);
-    return error ? error : hifc_pools_unregister(ns->pools, pool);
+    return hifc_pools_unregister(ns->pools, pool);
 }
 
 /* ---- state ----------------------------------------------------------------------------------- */

@@ -113,6 +113,10 @@ void ns_answer(struct hifc_ns *ns, struct hifc_ticket *ticket, struct hifc_req *
                uint64_t bytes, const struct hifc_error *error)
 {
     struct hifc_ticket_info *info = &ticket->info;
+    uint32_t pool = ns_callers_pool(req);
+    if (pool) {
+        atomic_fetch_sub(&ns->pool_requests[pool], 1);
+    }
     __atomic_store_n(&req->status, status, __ATOMIC_RELEASE);
     if (status < 0) {
         info->failed++;
