@@ -14,7 +14,7 @@ import functools
 import json
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -253,10 +253,14 @@ class Namespace(Calls, Scoped):
         """
         name = key_bytes(key)
         target = None if out is None else memory_of(out)
+        return self._await_known(name, lambda: self._get(name, target))
+
+    def _await_known(self, name: bytes, read: Callable[[], ByteArray | Answer]) -> ByteArray | None:
+        """What read finds, None on a miss, once the key is no longer pending."""
         deadline = time.monotonic() + PENDING_WAIT_S
         delay = DELAY_MIN_S
         while True:
-            found = self._get(name, target)
+            found = read()
             if not isinstance(found, Answer):
                 return found
             if found == Answer.MISS:
@@ -299,19 +303,7 @@ class Namespace(Calls, Scoped):
         if target.size_bytes < length_bytes:
             raise InvalidRequest(f"out has {target.size_bytes} bytes, fewer than {length_bytes}")
         name = key_bytes(key)
-        deadline = time.monotonic() + PENDING_WAIT_S
-        while True:
-            found = self._read(name, target, offset_bytes, length_bytes)
-            if not isinstance(found, Answer):
-                return found
-            if found == Answer.MISS:
-                return None
-            if time.monotonic() > deadline:
-                raise WaitTimeout(
-                    f"get_range of key {name.hex()} on {self.uri}: still {found.name} after "
-                    f"{PENDING_WAIT_S:.0f} s"
-                )
-            self._pause(DELAY_MAX_S)
+        return self._await_known(name, lambda: self._read(name, target, offset_bytes, length_bytes))
 
     def delete(self, key: Any) -> bool:
         """Removes the value. True if there was one. NoSpace: it is still there, as the device has
