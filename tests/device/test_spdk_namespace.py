@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from hifc import DeviceBusy, HiFCError, Namespace
+from hifc.ring import make_descriptors
 
 if TYPE_CHECKING:
     from conftest import Nvmf
@@ -119,6 +121,41 @@ def test_a_target_killed_under_load_keeps_what_was_synced(target: Target, drive:
         for number in range(20):
             assert bytes(ns.get(key(number))) == value(number)
         ns.put(key(5000), value(5000))
+
+
+@pytest.mark.parametrize("drive", ["reactor", "inline"])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGSTOP, marks=pytest.mark.slow), signal.SIGKILL]
+)
+def test_a_ring_is_answered_where_its_target_is_not(
+    target: Target, drive: str, number: signal.Signals
+) -> None:
+    """Also reads of which the device has neither data nor an error to give, and close ends."""
+    ns = Namespace.open(target.uri, drive=drive, command_timeout_ms=500, **OPTIONS)
+    count = 12
+    for name in range(count):
+        ns.put(key(name), value(name))
+    ns.sync()
+    arena = ns.buffer(count * len(VALUE))
+    words = np.arange(count)
+    keys = np.frombuffer(b"".join(map(key, range(count))), np.uint8).reshape(count, 16)
+    wanted = make_descriptors(keys, words * (len(VALUE) // 4096), words)
+    ring = ns.ring(arena, len(VALUE))
+    assert ring.submit(wanted) == count
+    assert ring.wait(words, NO_HANG_S)
+    assert not ring.statuses[words].any()
+    assert bytes(arena[: len(VALUE)]) == value(0)
+    target.signal(number)
+    started = time.monotonic()
+    assert ring.submit(wanted) == count
+    assert ring.wait(words, NO_HANG_S)
+    assert (ring.statuses[words] < 0).all()
+    assert ring.submit(wanted) == count
+    ring.close()  # in flight again, or not started
+    with pytest.raises(HiFCError):
+        ns.close()
+    assert time.monotonic() - started < NO_HANG_S
+    target.signal(signal.SIGCONT)
 
 
 def test_a_namespace_survives_a_target_that_comes_back_at_once(target: Target) -> None:
