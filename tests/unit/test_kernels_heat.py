@@ -9,7 +9,7 @@ from typing import Any
 import classify_reference as reference
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_backends import NAMES, back, make_backend, to
 
@@ -70,7 +70,6 @@ def check(table: HeatTable, found: Split, eligible: Any, **how: float | None) ->
     wide=st.integers(1, 30),
     seed=seeds,
 )
-@example("zero", 5000, 300, 0.5, 1.0, 30, 1)
 @few
 def test_split_by_ratio(
     name: str,
