@@ -182,6 +182,12 @@ def test_a_source_with_a_space(host: Host, on_host: Shell) -> None:
     assert "mounted" in codes(on_host.json("bind", BDF)[1])
 
 
+def test_the_first_of_several_devices_of_one_mount(host: Host, on_host: Shell) -> None:
+    node = host.add_drive(BDF, partitions=1)
+    host.mount("/srv", f"/dev/{node}p1:/dev/sdz", "0:55", "bcachefs")
+    assert "mounted" in codes(on_host.json("bind", BDF)[1])
+
+
 def test_the_root_of_a_container_is_no_boot_disk(host: Host, on_host: Shell) -> None:
     node = host.add_drive(BDF, partitions=1)
     host.add_process(77, "podman", namespace="mnt:[9]")
