@@ -138,6 +138,15 @@ class Config:
     save_prefix: bool = _setting(False, _boolean)  # transformers: keep prefixes for reuse
     load_or_recompute: str = _setting("auto", _choice("auto", "load", "recompute"))  # a prefix
     salt: str = _setting("", _hex)  # of this tenant's keys, hexadecimal
+    attention: str = _setting("exact", _choice("exact", "sparse"))  # transformers
+    # ---- sparse attention: see SparseSettings of hifc/sparse_plan.py
+    sparse_block_tokens: int = _setting(0, _count(0, 65536))  # 0: the shortest that suit
+    sparse_sink_tokens: int = _setting(16, _count(0, 65536))  # attended to whatever the query
+    sparse_recent_tokens: int = _setting(32, _count(0, 65536))  # likewise
+    sparse_sketch: str = _setting("4bit", _choice("4bit", "digest"))  # of the keys; or cheaper
+    sparse_missed_max: float = _setting(0.1, _number(0.0, 1.0))  # of attention; then it widens
+    sparse_resident_max: float = _setting(0.5, _number(0.0, 1.0))  # of all KV; then it is exact
+    sparse_check_every: int = _setting(16, _count(0, 1 << 20))  # steps; 0: no exact checks
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -158,6 +167,11 @@ class Config:
             )
         if self.admission == "budget" and self.write_budget_per_day == 0:
             raise ConfigError("write_budget_per_day: admission budget needs one, e.g. 500GiB")
+        if self.attention == "sparse" and self.sparse_resident_max < self.resident_ratio:
+            raise ConfigError(
+                f"sparse_resident_max: {self.sparse_resident_max} is less than resident_ratio "
+                f"{self.resident_ratio}, from where it widens"
+            )
         if self.segment_size and self.segment_size & (self.segment_size - 1):
             raise ConfigError(
                 f"segment_size: {self.segment_size} is no power of two from 256KiB to 256MiB"

@@ -43,6 +43,7 @@ from hifc.publish import Publisher
 from hifc.recompute import LoadOrRecompute
 from hifc.request import Answer, BlockClass, class_of, key_bytes
 from hifc.scoped import Scoped
+from hifc.sparse_plan import SparseSettings
 from hifc.ticket import Ticket
 from hifc.units import format_size, page_up
 
@@ -268,7 +269,7 @@ class HiFC(Scoped):
 
         model_config: the model's. max_tokens: prompt and new tokens together, less one. options:
         those of HiFCCache; resident, slots, block_tokens and salt come from the configuration
-        unless given.
+        unless given. With `attention: sparse` it is a SparseCache.
         """
         from hifc.integrations.transformers import HiFCCache
 
@@ -283,6 +284,11 @@ class HiFC(Scoped):
         options.setdefault("metrics", self.metrics)
         options.setdefault("save_prefix", self.config.save_prefix)
         options.setdefault("load_or_recompute", self._costs_of(model_config))
+        if self.config.attention == "sparse":
+            from hifc.integrations.sparse import SparseCache
+
+            options.setdefault("sparse", SparseSettings.of(self.config))
+            return SparseCache(self.namespace, model_config, max_tokens, **options)
         if self.config.block_tokens != Config.block_tokens:
             options.setdefault("block_tokens", self.config.block_tokens)
         return HiFCCache(self.namespace, model_config, max_tokens, **options)

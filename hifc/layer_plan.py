@@ -139,6 +139,11 @@ class StreamPlan:
         return (len(self.pinned) + self.slots) * self.layer_bytes + tails
 
     @property
+    def pool_bytes(self) -> int:
+        """What of buffer_bytes comes from the pool."""
+        return self.buffer_bytes
+
+    @property
     def resident_bytes(self) -> int:
         """All memory of the cache."""
         return self.buffer_bytes + self.overhead_bytes

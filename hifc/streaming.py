@@ -414,14 +414,14 @@ class LayerStream:
 def check_pool(namespace: Namespace, plan: StreamPlan) -> None:
     """Raises BufferExhausted for a plan that the pool could not hold if it were empty."""
     size = namespace.stats().buffer_size_bytes
-    if plan.buffer_bytes > size - size // RESERVE_SHARE:
+    if plan.pool_bytes > size - size // RESERVE_SHARE:
         raise _too_small(namespace, plan, 0)
 
 
 def _too_small(namespace: Namespace, plan: StreamPlan, used_bytes: int) -> BufferExhausted:
     wanted = used_bytes + plan.resident_bytes
     return BufferExhausted(
-        f"the pool of {namespace.uri} has no room for {plan.buffer_bytes} bytes of pinned "
+        f"the pool of {namespace.uri} has no room for {plan.pool_bytes} bytes of pinned "
         f"layers, slots and tails: open it with a pool_size of {wanted * 16 // 15} or more"
     )
 

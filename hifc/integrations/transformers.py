@@ -39,8 +39,10 @@ LAYOUT = "layer-major [layer][K|V][head][token][dim]"
 _orphans: collections.deque[KVStream] = collections.deque()
 
 
-class _Core:
+class Core:
     """What the cache and its layers share; it outlives them where requests are in flight."""
+
+    layout = LAYOUT
 
     def __init__(
         self, namespace: Namespace, settings: dict[str, Any], scheme: dict[str, Any]
@@ -56,7 +58,12 @@ class _Core:
         )
 
     def plan(self, shape: KVShape) -> StreamPlan:
+        """Memory for a batch of that shape."""
         return make_plan(shape, **self.settings)
+
+    def new_stream(self, plan: Any, dtype: torch.dtype, scheme: KeyScheme) -> KVStream:
+        """An empty stream of that plan."""
+        return KVStream(self.namespace, plan, dtype, scheme)
 
     def open(self, shape: KVShape, dtype: torch.dtype) -> KVStream:
         """The stream for a batch of that shape; a new one if it is another shape."""
@@ -76,9 +83,9 @@ class _Core:
         plan = self.plan(shape)
         reap_orphans(wait=True)
         scheme = KeyScheme(
-            **self.scheme, dtype=DTYPES[dtype], layout=LAYOUT, block_tokens=plan.block_tokens
+            **self.scheme, dtype=DTYPES[dtype], layout=self.layout, block_tokens=plan.block_tokens
         )
-        self.stream = KVStream(self.namespace, plan, dtype, scheme)
+        self.stream = self.new_stream(plan, dtype, scheme)
         return self.stream
 
     def count(self) -> dict[str, int]:
@@ -124,7 +131,7 @@ class HiFCLayer(CacheLayerMixin):  # type: ignore[misc]
     is_sliding = False
     supports_early_init = False
 
-    def __init__(self, core: _Core, index: int) -> None:
+    def __init__(self, core: Core, index: int) -> None:
         self._core = core
         self._index = index
 
@@ -229,7 +236,7 @@ class HiFCCache(Cache):  # type: ignore[misc]
             "position": plain(getattr(text, "rope_parameters", None)),
             "salt": salt,
         }
-        self._core = _Core(namespace, settings, scheme)
+        self._core = self._new_core(namespace, settings, scheme)
         check_pool(namespace, self._core.plan(self._shape))
         self._saves = save_prefix
         self._prompt: prefix.Tokens | None = None  # that load_prefix was given
@@ -422,6 +429,11 @@ class HiFCCache(Cache):  # type: ignore[misc]
         if stream.broken is None and stream.lengths[self._last] >= len(prompt):
             prefix.save(stream, prompt)
 
+    def _new_core(
+        self, namespace: Namespace, settings: dict[str, Any], scheme: dict[str, Any]
+    ) -> Core:
+        return Core(namespace, settings, scheme)
+
     def _ready(self, keys: torch.Tensor, values: torch.Tensor) -> KVStream:
         shape = self._shape
         rows, heads, _, dim = keys.shape
@@ -451,7 +463,10 @@ class HiFCCache(Cache):  # type: ignore[misc]
         if not stream.scheme.model:
             plan, dtype = stream.plan, stream.dtype
             stream.scheme = KeyScheme(
-                **scheme, dtype=DTYPES[dtype], layout=LAYOUT, block_tokens=plan.block_tokens
+                **scheme,
+                dtype=DTYPES[dtype],
+                layout=self._core.layout,
+                block_tokens=plan.block_tokens,
             )
         return stream
 
