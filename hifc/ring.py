@@ -19,6 +19,7 @@ import ctypes
 import enum
 import mmap
 import os
+import threading
 import time
 import weakref
 from typing import Any, TypeAlias
@@ -27,8 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hifc.driver import DESCRIPTOR, PAGE_BYTES, RingHeader, RingOpts
-from hifc.errors import ClosedError, InvalidRequest
-from hifc.handle import WAIT_SLICE_US, Handle
+from hifc.errors import ClosedError, InvalidRequest, WaitTimeout
+from hifc.handle import CLOSE_WAIT_S, WAIT_SLICE_US, Handle
 from hifc.memory import ByteArray, memory_of
 from hifc.request import Keys, keys_array
 from hifc.scoped import Scoped
@@ -109,8 +110,11 @@ class Ring(Scoped):
         self._handle = handle
         self._lib = handle.lib
         self._pointer: int | None = pointer
+        self._users = 0  # calls inside
+        self._condition = threading.Condition()
         self._pool = pool
         self._arena = arena
+        self._finalizer = weakref.finalize(self, handle.ring_died, pointer, arena)
         # A mapping of its own, which lives as long as arrays point into it.
         descriptor = self._lib.hifc_ring_fd(pointer)
         self._region = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
@@ -121,7 +125,6 @@ class Ring(Scoped):
         self.statuses: npt.NDArray[np.int32] = np.frombuffer(
             self._region, np.int32, self.header.statuses, self.header.statuses_offset
         )
-        self._finalizer = weakref.finalize(self, handle.ring_died, pointer, arena)
 
     @property
     def address(self) -> int:
@@ -195,9 +198,18 @@ class Ring(Scoped):
 
         WaitTimeout: a read did not end in twice the command timeout; close again.
         """
-        pointer, self._pointer = self._pointer, None
-        if pointer is None or os.getpid() != self._handle.pid:
+        if os.getpid() != self._handle.pid:
             return
+        with self._condition:
+            pointer, self._pointer = self._pointer, None
+            if pointer is None:
+                return
+            if not self._condition.wait_for(lambda: self._users == 0, CLOSE_WAIT_S):
+                self._pointer = pointer
+                raise WaitTimeout(
+                    f"{self._users} calls on {self} did not return within {CLOSE_WAIT_S:.0f} s; "
+                    "let them end and close again"
+                )
         inside = False
         with contextlib.suppress(ClosedError):
             self._handle.enter()
@@ -224,9 +236,17 @@ class Ring(Scoped):
     def _inside(self, name: str, *arguments: Any) -> Any:
         self._handle.enter()
         try:
-            if self._pointer is None:
-                raise ClosedError("this ring is closed: make one with ns.ring(...)")
-            return getattr(self._lib, name)(self._pointer, *arguments)
+            with self._condition:
+                pointer = self._pointer
+                if pointer is None:
+                    raise ClosedError("this ring is closed: make one with ns.ring(...)")
+                self._users += 1
+            try:
+                return getattr(self._lib, name)(pointer, *arguments)
+            finally:
+                with self._condition:
+                    self._users -= 1
+                    self._condition.notify_all()
         finally:
             self._handle.leave()
 

@@ -2,9 +2,9 @@
  *
  * ring.c - the memory of a request ring; the protocol is told in hifc_ring.h.
  *
- * Every word that producer and consumer share is accessed by atomic built-ins, those of a descriptor
- * too: a producer that does not keep to the protocol may write them at any time, and is found out
- * by its laps. There is no fence, which the thread sanitizer would not understand.
+ * Every word that producer and consumer share is accessed by atomic built-ins, those of a
+ * descriptor too: a producer that does not keep to the protocol may write them at any time, and
+ * is found out by its laps. There is no fence, which the thread sanitizer would not understand.
  */
 #define _GNU_SOURCE /* memfd_create */
 #include "engine/ring.h"

@@ -39,8 +39,8 @@ int hifc_ring_memory_create(uint32_t slots, uint32_t statuses, uint64_t arena_by
 void hifc_ring_memory_destroy(struct hifc_ring_memory *ring);
 
 /* Any thread of the host, several at once: publishes as many of the descriptors as there is room
- * for, the first ones, and counts the others as overflowed. Fills in their sequences, and sets their
- * status words to waiting. Every status index has been checked. Returns how many. */
+ * for, the first ones, and counts the others as overflowed. Fills in their sequences, and sets
+ * their status words to waiting. Every status index has been checked. Returns how many. */
 uint32_t hifc_ring_produce(struct hifc_ring_memory *ring, const struct hifc_descriptor *from,
                            uint32_t count);
 

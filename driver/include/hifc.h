@@ -274,15 +274,17 @@ HIFC_API void hifc_ticket_free(struct hifc_ticket *ticket);
  * rings have their own bound (prefetch_inflight), and what they have of the device is cut short. */
 struct hifc_ring;
 
+/* The arena is what descriptors may place reads in: whole pages of a pool. In pool 0 it lies in a
+ * buffer of hifc_buffer_alloc, which is not freed before the ring is closed. */
 struct hifc_ring_opts {
     uint32_t slots;          /* a power of two, 16 to 65536; 0: 1024 */
     uint32_t statuses;       /* status words, up to 2^24; 0: as many as slots */
-    uint32_t pool;           /* where reads go, and the arena in it: whole pages. In pool 0 it lies */
-    uint32_t read_max_bytes; /* in a buffer of hifc_buffer_alloc, which is not freed before the ring */
-    uint64_t arena_offset;   /* is closed. No read writes more than read_max_bytes from its place. */
+    uint32_t pool;           /* of the arena */
+    uint32_t read_max_bytes; /* no read writes more than this from its place on */
+    uint64_t arena_offset;   /* of its first byte within the pool */
     uint64_t arena_bytes;
-    uint32_t poll_us;        /* for producers that cannot call hifc_ring_kick: how long a descriptor */
-    uint32_t reserved;       /* may stand while the reactor has nothing else to do; 0: 200 */
+    uint32_t poll_us;        /* for producers that cannot call hifc_ring_kick: how often the reactor */
+    uint32_t reserved;       /* looks while it has nothing else to do; 0: 200, at most 1000000 */
 };
 
 HIFC_API int hifc_ring_open(struct hifc_ns *ns, const struct hifc_ring_opts *opts,

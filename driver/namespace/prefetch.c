@@ -4,9 +4,10 @@
  *
  * Every descriptor is checked here like any outside input: operation, status index, place, parts
  * (against the value, when the read starts) and length (against the ring's bound and the arena).
- * A want whose key and parts are on their way already is a duplicate and dropped. Wants that stand
- * behind one another in the queue and ask for parts of one value that follow one another, into memory
- * that does, become one read. All reads that start together go to the device together.
+ * A want whose key and parts are on their way already is a duplicate and dropped. Wants that
+ * stand behind one another in the queue and ask for parts of one value that follow one another,
+ * into memory that does, become one read. All reads that start together go to the device
+ * together.
  *
  * Driving thread only; prefetch.h tells what the mutex is for.
  */
@@ -113,17 +114,20 @@ static void answer_want(struct hifc_ns *ns, struct hifc_ring *ring, uint32_t num
     answer_free_word(ns, ring, index, status);
 }
 
+static void wake(struct hifc_ring *ring)
+{
+    ring->answered = false;
+    if (atomic_load(&ring->waiters) != 0) {
+        syscall(SYS_futex, &ring->memory.header->answers, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+    }
+}
+
 void ns_rings_wake(struct hifc_ns *ns)
 {
     struct ns_prefetch *prefetch = ns->prefetch;
     for (uint32_t i = 0; i < prefetch->driven_count; i++) {
-        struct hifc_ring *ring = prefetch->driven[i];
-        if (ring->answered) {
-            ring->answered = false;
-            if (atomic_load(&ring->waiters) != 0) {
-                syscall(SYS_futex, &ring->memory.header->answers, FUTEX_WAKE, INT32_MAX, NULL,
-                        NULL, 0);
-            }
+        if (prefetch->driven[i]->answered) {
+            wake(prefetch->driven[i]);
         }
     }
 }
@@ -203,12 +207,12 @@ static bool can_take(const struct hifc_ring *ring)
            hifc_ring_news(&ring->memory);
 }
 
-/* At most a ring full, so that a producer that does not stop cannot keep the thread here. */
+/* What is left, the next round takes. */
 static uint32_t take(struct hifc_ns *ns, struct hifc_ring *ring)
 {
     uint32_t taken = 0;
     struct hifc_descriptor what;
-    while (taken < ring->memory.slot_count && ring->want_free != NS_NO_WANT) {
+    while (taken < NS_RING_STEP_MAX && ring->want_free != NS_NO_WANT) {
         enum hifc_ring_took took = hifc_ring_take(&ring->memory, &what);
         if (took == HIFC_RING_EMPTY) {
             break;
@@ -338,13 +342,18 @@ void ns_fetch_more(struct hifc_ns *ns)
 {
     struct ns_prefetch *prefetch = ns->prefetch;
     uint32_t without = 0; /* rings in turn that want nothing */
-    while (prefetch->free_fetches && without < prefetch->driven_count) {
+    for (uint32_t started = 0; prefetch->free_fetches && without < prefetch->driven_count;) {
+        if (started == NS_RING_STEP_MAX) {
+            atomic_store(&prefetch->changed, true); /* many were answered without a read */
+            break;
+        }
         struct hifc_ring *ring = prefetch->driven[prefetch->turn++ % prefetch->driven_count];
         if (ring->queue_head == NS_NO_WANT) {
             without++;
             continue;
         }
         without = 0;
+        started++;
         struct ns_fetch *fetch = prefetch->free_fetches;
         prefetch->free_fetches = fetch->next_free;
         fetch->ring = ring;
@@ -378,9 +387,7 @@ void ns_ring_detach(struct hifc_ns *ns, struct hifc_ring *ring)
         }
     }
     hifc_ring_set_state(&ring->memory, HIFC_RING_CLOSED);
-    if (atomic_load(&ring->waiters) != 0) {
-        syscall(SYS_futex, &ring->memory.header->answers, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
-    }
+    wake(ring);
     atomic_store(&ring->detached, true);
     pthread_cond_broadcast(&ns->changed);
 }

@@ -3,14 +3,14 @@
  * prefetch.h - request rings of a namespace: descriptors become reads.
  *
  * A descriptor that was taken is a want until it is answered. Wants stand in their ring's queue,
- * and at most prefetch_inflight reads (fetches) are in flight for all rings together, with operations
- * of their own, as background transfers: they take from other reads neither an operation nor a
- * command nor a turn.
+ * and at most prefetch_inflight reads (fetches) are in flight for all rings together, with
+ * operations of their own, as background transfers: they take from other reads neither an
+ * operation nor a command nor a turn.
  *
- * Threads. Wants, fetches and everything else that is not marked belong to the driving thread, which
- * holds the mutex as well while it changes them, since it also needs the index. It has a list of
- * its own of the rings (`driven`), so that it looks at them without the mutex; who closes a ring
- * waits until the driving thread has dropped it (`detached`), and frees it only then.
+ * Threads. Wants, fetches and everything else that is not marked belong to the driving thread,
+ * which holds the mutex as well while it changes them, since it also needs the index. It has a
+ * list of its own of the rings (`driven`), so that it looks at them without the mutex; who closes
+ * a ring waits until the driving thread has dropped it (`detached`), and frees it only then.
  */
 #ifndef HIFC_PREFETCH_H
 #define HIFC_PREFETCH_H
@@ -20,6 +20,8 @@
 
 #define NS_RINGS_MAX 16u
 #define NS_PREFETCH_INFLIGHT_MAX 4096u
+/* Descriptors taken of a ring, and wants started, in one go: others get the mutex in between. */
+#define NS_RING_STEP_MAX 256u
 #define NS_NO_WANT UINT32_MAX
 
 struct ns_want {
@@ -60,7 +62,7 @@ struct ns_fetch {
 };
 
 struct ns_prefetch {
-    _Atomic bool changed; /* rings were opened, are closing, or could be dropped */
+    _Atomic bool changed; /* rings were opened, are closing, could be dropped, or have wants left */
     struct hifc_ring *driven[NS_RINGS_MAX];
     uint32_t driven_count;
     uint32_t turn; /* whose want is started next */

@@ -145,9 +145,9 @@ static int check_opts(struct hifc_ns *ns, const struct hifc_ring_opts *opts)
     if ((opts->slots & (opts->slots - 1)) != 0 || opts->slots < HIFC_RING_SLOTS_MIN ||
         opts->slots > HIFC_RING_SLOTS_MAX || opts->statuses > HIFC_RING_STATUSES_MAX ||
         opts->poll_us > POLL_MAX_US) {
-        return hifc_fail(-EINVAL, "a ring of %u slots, %u status words, looked at every %u us: slots "
-                                  "are a power of two from %u to %u, status words at most %u, "
-                                  "poll_us at most %u",
+        return hifc_fail(-EINVAL, "a ring of %u slots, %u status words, looked at every %u us: "
+                                  "slots are a power of two from %u to %u, status words at most "
+                                  "%u, poll_us at most %u",
                          opts->slots, opts->statuses, opts->poll_us, HIFC_RING_SLOTS_MIN,
                          HIFC_RING_SLOTS_MAX, HIFC_RING_STATUSES_MAX, POLL_MAX_US);
     }
@@ -353,8 +353,8 @@ HIFC_API int hifc_ring_wait(struct hifc_ring *ring, const uint32_t *indices, uin
 {
     uint32_t at = 0;
     if (!ring || (!indices && count) || hifc_forked_since(ring->fork_generation)) {
-        return hifc_fail(ring ? -ESHUTDOWN : -EINVAL, "no ring or no status words to wait for, or a "
-                                                      "ring of the parent process");
+        return hifc_fail(ring ? -ESHUTDOWN : -EINVAL, "no ring or no status words to wait for, or "
+                                                      "a ring of the parent process");
     }
     for (uint32_t i = 0; i < count; i++) {
         if (indices[i] >= ring->memory.status_count) {

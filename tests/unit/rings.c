@@ -233,6 +233,35 @@ TEST(a_ring_wraps_many_times)
     finish();
 }
 
+/* More than are taken, or answered, in one go, and none of them a read that would end one day. */
+static void many_misses_are_answered(uint32_t drive)
+{
+    enum { MANY = 4096 };
+    static struct hifc_descriptor some[MANY];
+    static uint32_t indices[MANY];
+    start(drive);
+    CHECK_EQ(hifc_ring_close(ring), 0);
+    open_ring(MANY);
+    for (uint32_t i = 0; i < MANY; i++) {
+        indices[i] = i;
+        some[i] = want(1000 + i, 0, 0, 0, i);
+    }
+    submit(some, MANY);
+    CHECK_EQ(hifc_ring_wait(ring, indices, MANY, 10000000), 1);
+    CHECK_EQ(stats().prefetch_failed, MANY);
+    finish();
+}
+
+TEST(many_misses_are_answered_inline)
+{
+    many_misses_are_answered(HIFC_INLINE);
+}
+
+TEST(many_misses_are_answered_by_the_reactor)
+{
+    many_misses_are_answered(HIFC_REACTOR);
+}
+
 TEST(neighbours_are_one_read)
 {
     start(HIFC_INLINE);

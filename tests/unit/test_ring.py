@@ -204,6 +204,35 @@ def test_damage_is_a_miss(tmp_path: Path) -> None:
             assert ns.stats().corrupt_count == 1
 
 
+def test_a_ring_is_closed_while_others_use_it(ram: Opener) -> None:
+    ns = ram.open()
+    stored(ns)
+    for _ in range(30):
+        ring = open_ring(ns)
+        refused: list[bool] = []
+
+        def use(ring: Ring = ring, refused: list[bool] = refused) -> None:
+            wanted = make_descriptors(keys_of(np.arange(8)), np.arange(8) * 4, np.arange(8))
+            try:
+                while True:
+                    ring.submit(wanted)
+                    ring.wait(np.arange(8), 30)
+            except ClosedError:
+                refused.append(True)
+
+        threads = [threading.Thread(target=use, daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        closers = [threading.Thread(target=ring.close, daemon=True) for _ in range(2)]
+        time.sleep(0.005)
+        for closer in closers:
+            closer.start()
+        for thread in threads + closers:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert refused == [True, True]
+
+
 def test_arrays_outlive_the_ring_and_the_namespace(ram: Opener) -> None:
     ns = ram.open()
     stored(ns)
