@@ -132,13 +132,16 @@ def test_a_drive_without_its_controller_cannot_be_checked(host: Host, on_host: S
 # ---- contents
 
 
-def test_every_signature_of_a_node_is_to_be_named(host: Host, on_host: Shell) -> None:
+@pytest.mark.parametrize(("named", "left"), [("gpt", "xfs"), ("xfs", "GPT")])
+def test_every_signature_of_a_node_is_to_be_named(
+    host: Host, on_host: Shell, named: str, left: str
+) -> None:
     node = host.add_drive(BDF)
     host.write_at(node, 512, b"EFI PART")
     host.write_at(node, 0, b"XFSB")
-    code, document = on_host.json("bind", BDF, "--signature", "gpt")
+    code, document = on_host.json("bind", BDF, "--signature", named)
     assert (code, code_of(document)) == (Exit.REFUSED, "signature")
-    assert "XFS" in document["problems"][0]["detail"].upper()
+    assert f" {left} " in document["problems"][0]["detail"]
 
 
 def test_the_end_of_a_node_is_looked_at(host: Host, on_host: Shell) -> None:
