@@ -222,7 +222,7 @@ class Namespace(Calls, Scoped):
         count, and it is kept while the ring is open. read_max: no read writes more bytes than
         this from its place on. slots: a power of two from 16 to 65536. statuses: status words, 0
         for as many as slots. poll_us: how long a descriptor may stand that nobody kicked, 0 for
-        200.
+        1000.
         InvalidRequest: one of these does not fit. NoSpace: 16 rings are open.
         """
         self._handle.enter()

@@ -284,7 +284,7 @@ struct hifc_ring_opts {
     uint64_t arena_offset;   /* of its first byte within the pool */
     uint64_t arena_bytes;
     uint32_t poll_us;        /* for producers that cannot call hifc_ring_kick: how often the reactor */
-    uint32_t reserved;       /* looks while it has nothing else to do; 0: 200, at most 1000000 */
+    uint32_t reserved;       /* looks while it has nothing else to do; 0: 1000, at most 1000000 */
 };
 
 HIFC_API int hifc_ring_open(struct hifc_ns *ns, const struct hifc_ring_opts *opts,
