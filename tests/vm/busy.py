@@ -20,7 +20,7 @@ from hifc import Namespace
 from vm.pci import Drive
 
 SEGMENT = "2MiB"
-LINE_TIMEOUT_S = 60.0
+LINE_TIMEOUT_S = 180.0
 
 
 class Child:

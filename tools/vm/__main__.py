@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument("--venv", type=Path, required=True)
     parser.add_argument("--site", type=Path, required=True, help="where hifc is installed")
     parser.add_argument("--build", type=Path, required=True, help="where the console's log stays")
+    parser.add_argument("--tsc-khz", type=int, required=True, help="see tools/vm/tsc_khz.c")
     parser.add_argument("--junit", type=Path, help="where the JUnit file goes")
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, metavar="S")
     parser.add_argument("--shell", help="a command for bash, instead of the tests")
@@ -62,7 +63,12 @@ def run(options: argparse.Namespace, tests: list[str]) -> int:
         (share / "namespaces").write_text(str(len(drives.DRIVES)))
         (share / "job").write_text(job(options, tests))
         guest = machine.Machine(
-            found, initramfs.find(found), work, share, Path(__file__).with_name("guest")
+            found,
+            initramfs.find(found),
+            work,
+            share,
+            Path(__file__).with_name("guest"),
+            options.tsc_khz,
         )
         started = time.monotonic()
         try:

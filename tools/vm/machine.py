@@ -32,6 +32,7 @@ class Machine:
     work: Path  # holds drives, sockets and the console's log
     share: Path  # the folder shared for writing
     guest: Path  # the program that takes over from init
+    tsc_khz: int  # of this host
 
     @property
     def console(self) -> Path:
@@ -72,7 +73,7 @@ class Machine:
                 # No secrets in here, and page tables per mode cost an emulated CPU dearly.
                 "nokaslr",
                 # The emulated clock is slow, not broken.
-                "nowatchdog no_timer_check tsc=reliable",
+                f"nowatchdog no_timer_check tsc=reliable tsc_early_khz={self.tsc_khz}",
                 "intel_iommu=on",
                 f"hugepagesz=2M hugepages={HUGE_PAGES}",
                 f"hifc.guest={self.guest}",
