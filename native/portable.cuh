@@ -372,7 +372,8 @@ template <typename T> HIFC_DEVICE T atomic_add(T *at, T value)
 #if HIFC_GPU
     return atomicAdd(at, value);
 #else
-    T before = *static_cast<volatile T *>(at), after;
+    T before, after;
+    __atomic_load(at, &before, __ATOMIC_RELAXED);
     do {
         after = before + value;
     } while (!__atomic_compare_exchange(at, &before, &after, true, __ATOMIC_RELAXED,
