@@ -84,28 +84,39 @@ HIFC_DEVICE u32 move_tail(const PackArgs &args, u32 block, u32 at, u32 count)
     return crc;
 }
 
-// UNROLL rows of one thread, from offset `at` on: all loads before the first store, so that they are
-// in flight together.
+// Way::unroll rows of one thread, from offset `at` on: all addresses, then all loads, then all
+// stores, so that the loads are in flight together.
 template <bool PACK, typename Way>
 HIFC_DEVICE u32 move_rows(const PackArgs &args, const CrcShared *tables, u32 block, u32 at, u32 crc)
 {
     u8 *packed = reinterpret_cast<u8 *>(args.packed[block]) + at;
+    u8 *page[Way::unroll];
     Vec16 bytes[Way::unroll];
+    bool all = true;
     HIFC_UNROLL
     for (u32 i = 0; i < Way::unroll; i++) {
-        const u32 next = i * CRC_ROW_BYTES;
-        bytes[i] = PACK ? Way::gather(args, block, at + next, 16)
-                        : load_packed<Way>(args, packed + next, 16);
+        page[i] = Way::address(args, block, at + i * CRC_ROW_BYTES);
+        all = all && page[i];
     }
     HIFC_UNROLL
     for (u32 i = 0; i < Way::unroll; i++) {
-        const u32 next = i * CRC_ROW_BYTES;
+        const u8 *from = PACK ? page[i] : packed + i * CRC_ROW_BYTES;
+        bytes[i] = from ? load16_once(from) : Vec16{};
+    }
+    HIFC_UNROLL
+    for (u32 i = 0; i < Way::unroll; i++) {
         if (PACK) {
-            store_packed<Way>(args, packed + next, 16, bytes[i]);
-        } else {
-            Way::scatter(args, block, at + next, 16, bytes[i]);
+            store16_once(packed + i * CRC_ROW_BYTES, bytes[i]);
+        } else if (page[i]) {
+            store16(page[i], bytes[i]);
         }
+    }
+    HIFC_UNROLL
+    for (u32 i = 0; i < Way::unroll; i++) {
         crc = tables ? crc_row(*tables, crc, bytes[i]) : 0;
+    }
+    if (!all) {
+        *args.faults = 1;
     }
     return crc;
 }
@@ -125,6 +136,7 @@ HIFC_DEVICE u32 move_chunk(const PackArgs &args, const CrcShared *tables, u32 bl
             crc = move_rows<PACK, Way>(args, tables, block, at + next, crc);
         }
     }
+    HIFC_ROLLED
     for (; row > 0; row--) {
         const u32 next = (first - row) * CRC_ROW_BYTES;
         const Vec16 bytes = move_unit<PACK, Way>(args, block, at + next, 16);

@@ -60,11 +60,20 @@ HIFC_DEVICE u8 *row_address(const PackArgs &args, u32 block, u32 row)
     const u32 slot = token - place * args.page_tokens.divisor;
     const u32 page = u32(args.pages[block * args.block_pages + place]);
     if (u64(page) * args.page_tokens.divisor + slot >= args.cache_tokens) {
-        *args.faults = 1;
         return nullptr;
     }
     return reinterpret_cast<u8 *>(args.planes[plane]) + i64(page) * args.page_stride +
            i64(slot) * args.token_stride + i64(head) * args.head_stride;
+}
+
+// The same, and tells that a page was none.
+HIFC_DEVICE u8 *checked_address(const PackArgs &args, u32 block, u32 row)
+{
+    u8 *first = row_address(args, block, row);
+    if (!first) {
+        *args.faults = 1;
+    }
+    return first;
 }
 
 HIFC_DEVICE float scale_of(const PackArgs &args, u32 block, u32 row)
@@ -131,24 +140,35 @@ HIFC_DEVICE void store_item(u8 *to, u32 item_bytes, u32 bits)
 // gather and scatter: `count` bytes, at most 16, at offset `at` of a packed block; those of Rows and
 // Converted are always 16 and stand in one row.
 
-// Whole rows of multiples of 16 bytes at multiples of 16.
+// Whole rows of multiples of 16 bytes at multiples of 16. pack.cu takes several addresses before it
+// loads, so that the loads are in flight together.
 struct Rows {
     static constexpr u32 unroll = 4;
     static constexpr bool aligned = true;
 
-    HIFC_DEVICE Vec16 gather(const PackArgs &args, u32 block, u32 at, u32)
+    HIFC_DEVICE u8 *address(const PackArgs &args, u32 block, u32 at)
     {
         const u32 row = divide(at / 16, args.row), column = at - row * args.row.divisor * 16;
-        const u8 *from = row_address(args, block, row);
-        return from ? load16_once(from + column) : Vec16{};
+        u8 *first = row_address(args, block, row);
+        return first ? first + column : nullptr;
+    }
+
+    HIFC_DEVICE Vec16 gather(const PackArgs &args, u32 block, u32 at, u32)
+    {
+        const u8 *from = address(args, block, at);
+        if (!from) {
+            *args.faults = 1;
+        }
+        return from ? load16_once(from) : Vec16{};
     }
 
     HIFC_DEVICE void scatter(const PackArgs &args, u32 block, u32 at, u32, Vec16 bytes)
     {
-        const u32 row = divide(at / 16, args.row), column = at - row * args.row.divisor * 16;
-        u8 *to = row_address(args, block, row);
+        u8 *to = address(args, block, at);
         if (to) {
-            store16(to + column, bytes);
+            store16(to, bytes);
+        } else {
+            *args.faults = 1;
         }
     }
 };
@@ -162,24 +182,27 @@ template <typename T> struct Bytes {
     HIFC_DEVICE u8 *address(const PackArgs &args, u32 block, u32 at)
     {
         const u32 row = divide(at, args.row), column = at - row * args.row.divisor;
-        u8 *first = row_address(args, block, row);
+        u8 *first = checked_address(args, block, row);
         // item_bytes is a power of two.
         const u32 within = column & (args.item_bytes - 1);
         const u32 item = column >> (31 - leading_zeros(args.item_bytes));
         return first ? first + i64(item) * args.item_stride + within : nullptr;
     }
 
+    // By 8 bytes, so that the rolled loops index no array.
     HIFC_DEVICE Vec16 gather(const PackArgs &args, u32 block, u32 at, u32 count)
     {
         Vec16 bytes{};
         HIFC_UNROLL
-        for (u32 i = 0; i < 16; i += sizeof(T)) {
-            const u8 *from = i < count ? address(args, block, at + i) : nullptr;
-            const u64 piece = from ? load_as<T>(from) : T(0);
-            bytes.word[i / 4] |= u32(piece) << i % 4 * 8;
-            if (sizeof(T) == 8) {
-                bytes.word[i / 4 + 1] = u32(piece >> 32);
+        for (u32 half = 0; half < 2; half++) {
+            u64 eight = 0;
+            HIFC_ROLLED
+            for (u32 i = 0; i < 8 && half * 8 + i < count; i += sizeof(T)) {
+                const u8 *from = address(args, block, at + half * 8 + i);
+                eight |= from ? u64(load_as<T>(from)) << i * 8 : 0;
             }
+            bytes.word[half * 2] = u32(eight);
+            bytes.word[half * 2 + 1] = u32(eight >> 32);
         }
         return bytes;
     }
@@ -187,11 +210,14 @@ template <typename T> struct Bytes {
     HIFC_DEVICE void scatter(const PackArgs &args, u32 block, u32 at, u32 count, Vec16 bytes)
     {
         HIFC_UNROLL
-        for (u32 i = 0; i < 16; i += sizeof(T)) {
-            u8 *to = i < count ? address(args, block, at + i) : nullptr;
-            if (to) {
-                const u64 high = sizeof(T) == 8 ? bytes.word[i / 4 + 1] : 0;
-                store_as<T>(to, T(high << 32 | bytes.word[i / 4] >> i % 4 * 8));
+        for (u32 half = 0; half < 2; half++) {
+            const u64 eight = u64(bytes.word[half * 2 + 1]) << 32 | bytes.word[half * 2];
+            HIFC_ROLLED
+            for (u32 i = 0; i < 8 && half * 8 + i < count; i += sizeof(T)) {
+                u8 *to = address(args, block, at + half * 8 + i);
+                if (to) {
+                    store_as<T>(to, T(eight >> i * 8));
+                }
             }
         }
     }
@@ -205,7 +231,7 @@ struct Converted {
     HIFC_DEVICE Vec16 gather(const PackArgs &args, u32 block, u32 at, u32)
     {
         const u32 row = divide(at / 16, args.row), column = at - row * args.row.divisor * 16;
-        const u8 *from = row_address(args, block, row);
+        const u8 *from = checked_address(args, block, row);
         Vec16 bytes{};
         if (!from) {
             return bytes;
@@ -228,7 +254,7 @@ struct Converted {
     HIFC_DEVICE void scatter(const PackArgs &args, u32 block, u32 at, u32, Vec16 bytes)
     {
         const u32 row = divide(at / 16, args.row), column = at - row * args.row.divisor * 16;
-        u8 *to = row_address(args, block, row);
+        u8 *to = checked_address(args, block, row);
         if (!to) {
             return;
         }
@@ -278,17 +304,28 @@ struct Items {
     static constexpr u32 unroll = 1;
     static constexpr bool aligned = false;
 
+    // Address of the item of a packed byte, null where its page is none; row: where it stands.
+    HIFC_DEVICE u8 *address(const PackArgs &args, u32 block, u32 at, u32 *row)
+    {
+        *row = divide(at, args.row);
+        u8 *first = checked_address(args, block, *row);
+        return first ? first + i64(at - *row * args.row.divisor) * args.item_stride : nullptr;
+    }
+
     HIFC_DEVICE Vec16 gather(const PackArgs &args, u32 block, u32 at, u32 count)
     {
         Vec16 bytes{};
         HIFC_UNROLL
-        for (u32 i = 0; i < 16; i++) {
-            const u32 row = divide(at + i, args.row), item = at + i - row * args.row.divisor;
-            const u8 *from = i < count ? row_address(args, block, row) : nullptr;
-            if (from) {
-                const u32 bits = load_item(from + i64(item) * args.item_stride, args.item_bytes);
-                const float over_scale = 1.0f / scale_of(args, block, row);
-                bytes.word[i / 4] |= encode(args, bits, over_scale) << i % 4 * 8;
+        for (u32 four = 0; four < 4; four++) {
+            HIFC_ROLLED
+            for (u32 i = 0; i < 4 && four * 4 + i < count; i++) {
+                u32 row;
+                const u8 *from = address(args, block, at + four * 4 + i, &row);
+                if (from) {
+                    const u32 item = load_item(from, args.item_bytes);
+                    const float over_scale = 1.0f / scale_of(args, block, row);
+                    bytes.word[four] |= encode(args, item, over_scale) << i * 8;
+                }
             }
         }
         return bytes;
@@ -297,13 +334,16 @@ struct Items {
     HIFC_DEVICE void scatter(const PackArgs &args, u32 block, u32 at, u32 count, Vec16 bytes)
     {
         HIFC_UNROLL
-        for (u32 i = 0; i < 16; i++) {
-            const u32 row = divide(at + i, args.row), item = at + i - row * args.row.divisor;
-            u8 *to = i < count ? row_address(args, block, row) : nullptr;
-            if (to) {
-                const u32 code = bytes.word[i / 4] >> i % 4 * 8 & 255;
-                store_item(to + i64(item) * args.item_stride, args.item_bytes,
-                           decode(args, code, scale_of(args, block, row)));
+        for (u32 four = 0; four < 4; four++) {
+            HIFC_ROLLED
+            for (u32 i = 0; i < 4 && four * 4 + i < count; i++) {
+                u32 row;
+                u8 *to = address(args, block, at + four * 4 + i, &row);
+                if (to) {
+                    const u32 code = bytes.word[four] >> i * 8 & 255;
+                    store_item(to, args.item_bytes,
+                               decode(args, code, scale_of(args, block, row)));
+                }
             }
         }
     }

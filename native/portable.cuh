@@ -17,6 +17,7 @@
 #define HIFC_SHARED __shared__
 #define HIFC_TABLE static __device__ constexpr
 #define HIFC_UNROLL _Pragma("unroll") // an array indexed by the loop stays in registers
+#define HIFC_ROLLED _Pragma("unroll 1") // a loop that is rare, or would take too many registers
 #else
 #define HIFC_GPU 0
 #define HIFC_FN [[maybe_unused]] static inline
@@ -24,6 +25,7 @@
 #define HIFC_SHARED
 #define HIFC_TABLE static constexpr
 #define HIFC_UNROLL
+#define HIFC_ROLLED
 #endif
 
 namespace hifc
@@ -326,25 +328,46 @@ struct alignas(16) Vec16 {
     u32 word[4];
 };
 
-// The address is a multiple of 16. `_once`: the data is not touched again by this kernel, so it
-// leaves the caches to others; a load so marked may not see stores of the same kernel.
+// The address is a multiple of 16, and of global memory, which a compiler cannot know of a pointer
+// that came as a number. `_once`: the data is not touched again by this kernel, so it leaves the
+// caches to others; a load so marked may not see stores of the same kernel.
 HIFC_DEVICE Vec16 load16(const void *from)
 {
+#if HIFC_GPU
+    Vec16 value;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]),
+                   "=r"(value.word[3])
+                 : "l"(from)
+                 : "memory");
+    return value;
+#else
     return load_as<Vec16>(from);
+#endif
 }
 
 HIFC_DEVICE void store16(void *to, Vec16 value)
 {
+#if HIFC_GPU
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(to), "r"(value.word[0]), "r"(value.word[1]), "r"(value.word[2]),
+                   "r"(value.word[3])
+                 : "memory");
+#else
     store_as(to, value);
+#endif
 }
 
 HIFC_DEVICE Vec16 load16_once(const void *from)
 {
 #if HIFC_GPU
     Vec16 value;
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
-        : "l"(from));
+    // volatile: several of them stay together before what uses them, and are in flight together.
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]),
+                   "=r"(value.word[3])
+                 : "l"(from));
     return value;
 #else
     return load16(from);
