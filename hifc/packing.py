@@ -195,7 +195,6 @@ class _Call:
         # One array, since each takes a call to make and to clear.
         sums = self._blocks * self._parts if checksums else 0
         self._results = where.xp.zeros(sums + 1, "u4")
-        self._planes = where.xp.asarray(np.array(layout.planes, "u8"))
         self._scales: Any = None
         self._sums = bool(sums)
 
@@ -256,7 +255,7 @@ class _Call:
         head_count = len(layout.planes) * layout.heads
         return {
             "packed": self._packed[first : first + count] + [0] * (PACK_BLOCKS_MAX - count),
-            "planes": address_of(self._planes, where),
+            "planes": address_of(layout.plane_table, where),
             "pages": numbers + first * self._block_pages * 4,
             "scales": scales + first * head_count * 4 if scales else 0,
             "checksums": results + 4 + first * self._parts * 4 if self._sums else 0,

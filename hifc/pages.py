@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from hifc.errors import InvalidRequest
 from hifc.kernels import Backend, Strided, strided
 
@@ -45,6 +47,7 @@ class PageLayout:
     item_bytes: int
     dtype: str
     planes_per_layer: int
+    plane_table: Any = field(repr=False, compare=False)  # planes as uint64, where the kernels run
     arrays: tuple[Any, ...] = field(repr=False, compare=False)  # keeps their memory alive
 
     @property
@@ -123,6 +126,7 @@ def page_layout(
         item_bytes=first.item_bytes,
         dtype=dtype or first.dtype,
         planes_per_layer=len(found[0]) * size.get("kv", 1),
+        plane_table=where.xp.asarray(np.array(planes, "u8")),
         arrays=tuple(itertools.chain.from_iterable(layers)),
     )
 
