@@ -17,9 +17,11 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Callable
 from typing import NoReturn
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from hifc.blocks import KeyScheme
@@ -63,6 +65,9 @@ class SparseStream(ArenaStream):
         self._awaits: int | None = None  # the layer whose attention was not asked for yet
         self._step_missed = 0.0  # of this step, over the layers so far
         self._step_at = time.monotonic()
+        # Called with keys [heads, tokens, dim] and their positions [heads, tokens] before they are
+        # attended to: hifc.verify draws them.
+        self.on_attend: Callable[[torch.Tensor, npt.NDArray[np.int64]], None] | None = None
         super().__init__(namespace, plan, dtype, scheme, settings)
 
     # ---- a step
@@ -145,6 +150,8 @@ class SparseStream(ArenaStream):
             )
             return output.view_as(query)
         keys, values = self.attended(layer)
+        if self.on_attend is not None:
+            self.on_attend(keys, self.positions(layer))
         output = torch.nn.functional.scaled_dot_product_attention(
             group[None], keys[None], values[None], scale=scale
         )

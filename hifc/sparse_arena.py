@@ -236,6 +236,16 @@ class ArenaStream(KVStream):
         start = plan.block_tokens - tail
         return arena.keys[0].narrow(1, start, count), arena.values[0].narrow(1, start, count)
 
+    def positions(self, layer: int) -> npt.NDArray[np.int64]:
+        """Which tokens `attended` gives: [heads, tokens]."""
+        plan, length = self.plan, self.lengths[layer]
+        blocks = (length - 1) // plan.block_tokens
+        tail = np.arange(length - 1, blocks * plan.block_tokens - 1, -1)  # it lies backwards
+        count = min(blocks, plan.resident_blocks)
+        firsts = self.maps[layer].block_in[:, :count, None].astype(np.int64) * plan.block_tokens
+        chosen = (firsts + np.arange(plan.block_tokens)).reshape(len(firsts), -1)
+        return np.concatenate([np.broadcast_to(tail, (len(firsts), len(tail))), chosen], axis=1)
+
     def read(self, layer: int, moves: Moves, room: Requests) -> tuple[Ticket | None, Requests]:
         """Starts to read moves into the arena, by requests of room."""
         count = moves.heads.size

@@ -31,7 +31,7 @@ from hifc.sparse_plan import SparsePlan, SparseSettings, make_sparse_plan
 from hifc.sparse_quality import Quality
 
 ATTENTION = "hifc_sparse"
-_MARK = "_hifc_sparse_step"
+STEP_MARK = "_hifc_sparse_step"
 # What some models ask of attention beside a scale.
 _REFUSED = ("softcap", "s_aux", "position_bias", "sliding_window")
 
@@ -115,7 +115,7 @@ class SparseCache(HiFCCache):
         with torch.no_grad():
             stream.append(layer_idx, key_states, value_states)
             marked = key_states.detach()
-        setattr(marked, _MARK, (stream, layer_idx))
+        setattr(marked, STEP_MARK, (stream, layer_idx))
         if layer_idx == self._last:
             self._count()
         return marked, value_states
@@ -179,7 +179,7 @@ def sparse_attention(
 
     query: [1, heads, 1, dim]. Returns ([1, 1, heads, dim], None).
     """
-    step: tuple[SparseStream, int] | None = getattr(key, _MARK, None)
+    step: tuple[SparseStream, int] | None = getattr(key, STEP_MARK, None)
     if step is None:
         found: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs

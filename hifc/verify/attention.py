@@ -3,7 +3,8 @@
 
 transformers looks its attention function up by name at every call; while a Recorder is attached,
 that name leads to a function that computes the weights of single queries on the side and then
-calls the one that was there. The model's result is not touched.
+calls the one that was there. The model's result is not touched. Of a sparse step, the keys are
+those that it chose.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hifc.integrations.sparse import STEP_MARK
 
 Weights = npt.NDArray[np.float32]
 
@@ -60,11 +63,21 @@ class Recorder:
             *args: Any,
             **kwargs: Any,
         ) -> Any:
-            if query.shape[2] == 1:
-                self.weights[module.layer_idx] = self._weights(query, key, mask, kwargs)
             # Eager attention has no entry: it is a function of the model's own module.
             call = inner or sys.modules[type(module).__module__].eager_attention_forward
-            return call(module, query, key, value, mask, *args, **kwargs)
+            layer, step = module.layer_idx, getattr(key, STEP_MARK, None)
+            if step is None:
+                if query.shape[2] == 1:
+                    self.weights[layer] = self._weights(query, key, mask, kwargs)
+                return call(module, query, key, value, mask, *args, **kwargs)
+            stream = step[0]
+            stream.on_attend = lambda keys, positions: self.weights.update(
+                {layer: self._sparse_weights(query, keys, positions, kwargs)}
+            )
+            try:
+                return call(module, query, key, value, mask, *args, **kwargs)
+            finally:
+                stream.on_attend = None
 
         return attention
 
@@ -83,10 +96,25 @@ class Recorder:
         if mask is not None:
             kept = mask[0, 0, 0, : scores.shape[-1]]
             scores = scores + kept if kept.dtype.is_floating_point else scores.where(kept, -1e30)
-        weights = torch.softmax(scores, -1)
-        column = torch.arange(weights.shape[-1]) // self.column_tokens
-        summed = torch.zeros(weights.shape[0], self.columns)
-        summed.index_add_(1, column, weights)
+        return self._by_column(scores, torch.arange(scores.shape[-1]).expand_as(scores))
+
+    def _sparse_weights(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        positions: npt.NDArray[np.int64],
+        options: dict[str, Any],
+    ) -> Weights:
+        """The same of chosen keys: [KV head, token, dim], at positions [KV head, token]."""
+        scaling = options.get("scaling") or query.shape[-1] ** -0.5
+        group = query.float().view(keys.shape[0], -1, query.shape[-1])
+        scores = (group @ keys.float().transpose(1, 2)).flatten(0, 1) * scaling
+        groups = group.shape[1]
+        return self._by_column(scores, torch.from_numpy(positions).repeat_interleave(groups, 0))
+
+    def _by_column(self, scores: torch.Tensor, positions: torch.Tensor) -> Weights:
+        summed = torch.zeros(scores.shape[0], self.columns)
+        summed.scatter_add_(1, positions // self.column_tokens, torch.softmax(scores, -1))
         taken: Weights = summed.numpy()
         return taken
 

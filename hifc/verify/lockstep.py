@@ -15,9 +15,11 @@ Nothing of it stays on the device: the prefix is stored under a salt of its own 
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,7 @@ import torch
 from transformers import DynamicCache
 
 from hifc.errors import InvalidRequest, NoSpace
+from hifc.integrations.sparse import ATTENTION
 from hifc.verify.attention import Recorder, shown_layers
 from hifc.verify.result import TOLERANCE, Bounds, Maps, Stage, Verification
 
@@ -78,7 +81,6 @@ def run(
     token_ids: Any,
     engine: HiFC,
     *,
-    mode: str = "exact",
     plan: Plan | None = None,
     bounds: Bounds | None = None,
     tick: Tick = lambda done: None,
@@ -87,9 +89,10 @@ def run(
     """Compares; returns what was found, also where it failed.
 
     model: a causal language model of transformers, on the CPU. token_ids: [1, tokens]. engine: the
-    HiFC whose namespace is tried. mode: of the cache; options: those of engine.cache beside it.
-    bounds: of the first stages, by default those of the mode. tick: called with the tokens done, of
-    plan.steps(tokens). InvalidRequest: a text too short. HiFCError: what a cache raises.
+    HiFC whose namespace is tried, in the mode that its configuration says (`attention`). options:
+    those of engine.cache. bounds: of the first stages, by default those of the mode. tick: called
+    with the tokens done, of plan.steps(tokens). InvalidRequest: a text too short. HiFCError: what a
+    cache raises.
     """
     plan = plan or Plan()
     ids = torch.as_tensor(token_ids)
@@ -97,13 +100,25 @@ def run(
         ids = ids[None]
     if ids.ndim != 2 or ids.shape[0] != 1:
         raise InvalidRequest(f"token_ids of shape {tuple(ids.shape)}: (1, tokens) is wanted")
-    if mode != "exact":
-        plan = Plan(plan.scored, plan.generated, plan.prefill_chunk, prefix=False)
-        options = {"mode": mode, **options}
+    mode = engine.config.attention
+    if mode != "exact":  # what a sparse step appends is not what the prompt alone gives
+        plan = dataclasses.replace(plan, prefix=False)
     plan.check(ids.shape[1])
     job = _Job(model, ids, engine, plan, options, tick)
-    with torch.inference_mode():
+    with torch.inference_mode(), _attention(model, mode):
         return job.compare(mode, bounds or Bounds.of_mode(mode))
+
+
+@contextlib.contextmanager
+def _attention(model: Any, mode: str) -> Iterator[None]:
+    """The model attends as the mode wants it; the reference, to all keys."""
+    before = model.config._attn_implementation
+    if mode == "sparse":
+        model.set_attn_implementation(ATTENTION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
 
 
 class _Job:
@@ -160,6 +175,7 @@ class _Job:
             found.maps = self._decode(reading, writing, cache, reference)
             found.resident_bytes = cache.resident_peak_bytes
             found.total_bytes = cache.total_kv_bytes
+            found.quality = getattr(cache, "quality", {})
             self._count(found, cache)
             if self.plan.prefix:
                 found.stages += self._prefix(found, cache, reference)
@@ -323,7 +339,6 @@ def _compare(stage: Stage, reference: torch.Tensor, hifc: torch.Tensor, target: 
 
 
 def _spread(steps: int, count: int) -> set[int]:
-    """Up to count of the first steps, evenly spaced, the last one among them."""
-    if steps < 1:
-        return {0}
-    return {round(i * steps / max(1, count - 1)) for i in range(min(count, steps + 1))}
+    """Up to count of 0 to steps, evenly spaced, both ends among them."""
+    count = min(count, steps + 1)
+    return {round(i * steps / max(1, count - 1)) for i in range(count)}

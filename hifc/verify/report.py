@@ -47,6 +47,7 @@ def _facts(found: Verification) -> list[tuple[str, str]]:
         ("device", found.device),
         ("mode", found.mode),
         *((name.replace("_", " "), _fact(value)) for name, value in found.settings.items()),
+        *((f"sparse: {name.replace('_', ' ')}", _fact(v)) for name, v in found.quality.items()),
         (
             "KV in memory at its peak",
             f"{found.resident_bytes / mib:.1f} of {found.total_bytes / mib:.1f} MiB ({share:.3f})",
@@ -58,6 +59,8 @@ def _facts(found: Verification) -> list[tuple[str, str]]:
 
 
 def _fact(value: Any) -> str:
+    if isinstance(value, float):
+        return _number(value)
     return "none" if value is None else str(value)
 
 

@@ -4,8 +4,8 @@
 A stage is one run of HiFC beside one of the reference, token by token: the largest difference of
 their logits, how likely each thought the next token of the text, and whether both would have
 written the same one. The bounds depend on what was promised: exact mode promises equal bits, so
-its bound is 0; sparse mode promises perplexity. A stage in which nothing came from the device
-verifies nothing, and says so.
+its bound is 0; sparse mode promises perplexity, which takes many tokens to tell. A run in which
+nothing came from the device verifies nothing, and says so.
 """
 
 from __future__ import annotations
@@ -52,6 +52,12 @@ class Check:
     found: float
     bound: float
     passed: bool
+    undecided: bool = False  # not kept by these few tokens, which may be chance
+
+    @property
+    def outcome(self) -> str:
+        """In one word."""
+        return "passed" if self.passed else "undecided" if self.undecided else "FAILED"
 
     def data(self) -> dict[str, Any]:
         """For JSON, which has no nan."""
@@ -59,7 +65,7 @@ class Check:
             "check": self.text,
             "found": _plain(self.found),
             "bound": self.bound,
-            "passed": self.passed,
+            "outcome": self.outcome.lower(),
         }
 
 
@@ -131,9 +137,10 @@ class Stage:
             passed = self.largest <= limit and (limit > 0 or self.same_bits)
             found.append(Check(f"{self.title}: {text}", self.largest, limit, passed))
         if self.bounds.ratio is not None:
-            ratio = self.ratio()[0]
+            ratio, low, _ = self.ratio()
+            limit = self.bounds.ratio
             text = f"{self.title}: perplexity over the reference's"
-            found.append(Check(text, ratio, self.bounds.ratio, ratio <= self.bounds.ratio))
+            found.append(Check(text, ratio, limit, ratio <= limit, undecided=low <= limit))
         if self.bounds.agreement is not None:
             share = self.agreement
             text = f"{self.title}: both choose the same token"
@@ -188,6 +195,7 @@ class Verification:
     maps: Maps | None = None
     read_bytes: int = 0  # of KV, from the device, while logits were compared
     written_bytes: int = 0
+    quality: dict[str, Any] = field(default_factory=dict)  # what a sparse cache tells of itself
     resident_bytes: int = 0  # at its peak
     total_bytes: int = 0
 
@@ -208,16 +216,24 @@ class Verification:
     @property
     def verdict(self) -> str:
         """PASSED, FAILED or NOT VERIFIED."""
-        if not all(check.passed for check in self.checks()):
+        if self.failures():
             return "FAILED"
-        return "PASSED" if self.is_meaningful else "NOT VERIFIED"
+        return "PASSED" if self.passed else "NOT VERIFIED"
+
+    def undecided(self) -> list[str]:
+        """What these few tokens do not tell, one line each."""
+        return [
+            f"{check.text}: {check.found:.6g}, wanted {check.bound:g}; too few tokens to tell"
+            for check in self.checks()
+            if check.undecided and not check.passed
+        ]
 
     def failures(self) -> list[str]:
         """What was not kept, one line each."""
         return [
             f"{check.text}: {check.found:.6g}, wanted {check.bound:g}"
             for check in self.checks()
-            if not check.passed
+            if not check.passed and not check.undecided
         ]
 
     def data(self) -> dict[str, Any]:
@@ -230,6 +246,7 @@ class Verification:
             "settings": self.settings,
             "read_bytes": self.read_bytes,
             "written_bytes": self.written_bytes,
+            "quality": self.quality,
             "resident_bytes": self.resident_bytes,
             "total_bytes": self.total_bytes,
             "checks": [check.data() for check in self.checks()],

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hifc.errors import InvalidRequest
 from hifc_admin import progress, target, text
 from hifc_admin.parsing import Verbs, add_verb
-from hifc_admin.result import Exit, Failure, Problem, Result
+from hifc_admin.result import Exit, Failure, Problem, Result, Severity
 
 if TYPE_CHECKING:
     from hifc.verify import Verification
@@ -102,11 +102,20 @@ def verify(arguments: argparse.Namespace) -> Result:
         report.write(found, arguments.report)
         data["report"] = str(arguments.report)
     result = Result(data, _lines(found, arguments))
+    if found.quality.get("exact"):
+        detail = f"the cache became exact on its way: {found.quality['exact']}"
+        problem = Problem("became-exact", found.model, detail, severity=Severity.WARNING)
+        result.problems.append(problem)
     if found.verdict == "FAILED":
         result.exit = Exit.FAILED
         see = f"see {arguments.report}" if arguments.report else "repeat with --report FILE"
         for failure in found.failures():
             result.problems.append(Problem("differs", found.model, failure, fix=see))
+    elif found.undecided():
+        result.exit = Exit.PARTLY
+        for line in found.undecided():
+            fix = "a longer text, more --tokens and --score"
+            result.problems.append(Problem("undecided", found.model, line, fix=fix))
     elif not found.is_meaningful:
         result.exit = Exit.PARTLY
         detail = "no KV was read from the device: all of it fitted into memory"
@@ -203,6 +212,8 @@ def _run(arguments: argparse.Namespace, model: Any, ids: Any) -> Verification:
         "pool_size": kv_bytes + kv_bytes // 4 + POOL_SPARE_BYTES,
         "memory_budget": "2MiB",
         "swap_buffer_size": 0,
+        "attention": arguments.mode,
+        "resident_ratio": arguments.resident,
     }
     # Errors are about the device from here on.
     arguments.uri = config["device"]
@@ -215,11 +226,9 @@ def _run(arguments: argparse.Namespace, model: Any, ids: Any) -> Verification:
             model,
             ids,
             engine,
-            mode=arguments.mode,
             plan=plan,
             bounds=bounds,
             tick=shown.at,
-            resident=arguments.resident,
         )
 
 
