@@ -300,6 +300,12 @@ def test_a_user_has_the_limits_of_his_groups(host: Host, on_host: Shell) -> None
     assert on_host("bind", BDF, "--user", "kv") == Exit.DONE  # he is in group hifc
 
 
+def test_a_remark_after_a_limit_is_none_of_it(host: Host, on_host: Shell) -> None:
+    host.add_drive(BDF)
+    host.put("/etc/security/limits.d/hifc.conf", "@hifc - memlock unlimited # for KV\n")
+    assert on_host("bind", BDF) == Exit.DONE
+
+
 def test_root_has_no_limit(host: Host, on_host: Shell) -> None:
     host.add_drive(BDF)
     host.path("/etc/security/limits.d/hifc.conf").unlink()
