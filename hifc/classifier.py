@@ -21,6 +21,10 @@ Free memory below the watermark starts offload on its own.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hifc.heat import HeatTable, Split
 
 # Windows after a shrink in which missing hits are its fault.
 TRIAL_WINDOWS = 8
@@ -104,6 +108,15 @@ class HotColdClassifier:
     def hot_count(self, blocks: int) -> int:
         """How many of that many blocks are hot."""
         return min(blocks, round(self.hot_ratio * blocks))
+
+    def split(
+        self, table: HeatTable, *, eligible: Any = None, mass: Any = None, elapsed_s: float = 0.0
+    ) -> Split:
+        """Hot and cold of all blocks of a heat table by the hot ratio of now, and the victims, by
+        kernels where the table is; arguments and answer as of HeatTable.split."""
+        return table.split(
+            hot_ratio=self.hot_ratio, eligible=eligible, mass=mass, elapsed_s=elapsed_s
+        )
 
     def should_offload(self, used_bytes: int, total_bytes: int) -> bool:
         """True once less than the watermark's share of total_bytes is free."""

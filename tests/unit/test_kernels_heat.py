@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_backends import NAMES, back, make_backend, to
 
+from hifc.classifier import HotColdClassifier
 from hifc.errors import ConfigError, InvalidRequest
 from hifc.heat import HeatTable, Split, from_bits, to_bits
 from hifc.kernels import Backend, HostBackend
@@ -158,6 +159,20 @@ def test_victims_leave_in_order(
     found = back(table.order(*passed))[: len(victims)]
     expected = reference.victims_in_order(back(table.heat), victims, *columns)
     np.testing.assert_array_equal(found, expected)
+
+
+@backends
+@given(blocks=st.integers(1, 3000), hot_ratio=st.floats(0.05, 0.95))
+@few
+def test_the_classifier_splits_by_its_ratio(name: str, blocks: int, hot_ratio: float) -> None:
+    where = make_backend(name)
+    classifier = HotColdClassifier(hot_ratio=hot_ratio)
+    table = HeatTable(blocks, where=where)
+    table.heat[:] = to(where, heats("any", blocks, blocks))
+    found = classifier.split(table, elapsed_s=3.0)
+    check(table, found, np.ones(blocks, bool), hot_ratio=hot_ratio)
+    eligible, cold, _ = back(found.counts).tolist()
+    assert eligible - cold == classifier.hot_count(blocks)
 
 
 def test_a_million_blocks() -> None:
