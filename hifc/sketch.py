@@ -8,10 +8,10 @@ A Sketch keeps 4 bits a channel, and for each token and KV head a step and an of
 form of KIVI, ICML 2024). With heads of 64 channels that is 36 bytes, where 16-bit keys and values
 take 256. On SmolLM2's keys the quarter of all blocks that it chooses misses 0.0005 of the attention
 that the best quarter gets; codes symmetric about zero missed 0.0009 for 34 bytes, and codes of 3
-bits 0.0023.
+bits 0.0025.
 
 A Digest keeps the least and greatest value of each channel over a block (Quest, ICML 2024), which
-missed 0.027 there. For blocks of 16 tokens it is half as large as the sketch, for longer ones much
+missed 0.025 there. For blocks of 16 tokens it is half as large as the sketch, for longer ones much
 smaller.
 """
 
