@@ -5,7 +5,7 @@
 #ifndef HIFC_ITEMS_CUH
 #define HIFC_ITEMS_CUH
 
-#include "portable.cuh"
+#include "numbers.cuh"
 
 namespace hifc
 {
@@ -15,37 +15,10 @@ enum ItemType : u32 { ITEM_F32 = 0, ITEM_F16 = 1, ITEM_BF16 = 2 };
 
 constexpr float HALF_MAX = 65504.0f;
 
-HIFC_DEVICE float float_of_half(u16 half)
-{
-#if HIFC_GPU
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
-    return value;
-#else
-    const u32 rest = u32(half & 0x7fffu) << 13;
-    // The exponents differ by 112; the product makes subnormal numbers normal.
-    const u32 bits = (half & 0x7c00u) == 0x7c00u ? rest | 0x7f800000u
-                                                 : bits_of(float_of(rest) * 0x1p112f);
-    return float_of(bits | u32(half & 0x8000u) << 16);
-#endif
-}
-
 // To the nearest, ties to even; beyond the range the largest there is.
 HIFC_DEVICE u16 half_of(float value)
 {
-    value = value > HALF_MAX ? HALF_MAX : value < -HALF_MAX ? -HALF_MAX : value;
-#if HIFC_GPU
-    u16 half;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
-    return half;
-#else
-    const u32 bits = bits_of(value) & 0x7fffffffu;
-    const u16 sign = u16(bits_of(value) >> 16 & 0x8000u);
-    if (bits < 0x38800000u) { // below the least normal half: 0.5 has the same last place
-        return u16(sign | (bits_of(float_of(bits) + 0.5f) - bits_of(0.5f)));
-    }
-    return u16(sign | (((bits + 0xfffu + (bits >> 13 & 1u)) >> 13) - (112u << 10)));
-#endif
+    return u16(float_to_half(value > HALF_MAX ? HALF_MAX : value < -HALF_MAX ? -HALF_MAX : value));
 }
 
 HIFC_DEVICE float load_item(const void *items, i64 at, u32 type)
@@ -54,7 +27,7 @@ HIFC_DEVICE float load_item(const void *items, i64 at, u32 type)
         return static_cast<const float *>(items)[at];
     }
     const u16 bits = static_cast<const u16 *>(items)[at];
-    return type == ITEM_F16 ? float_of_half(bits) : float_of(u32(bits) << 16);
+    return type == ITEM_F16 ? half_to_float(bits) : bfloat_to_float(bits);
 }
 
 // The value has to be one of the type, as the least or greatest of some items is.

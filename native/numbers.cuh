@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // numbers.cuh - float32 from and to float16, bfloat16, fp8 E4M3 (one sign, four exponent, three
-// mantissa bits, no infinity, as in the OCP specification of 8-bit floats) and int8, by their bits.
-// To nearest, ties to even. Nothing here meets a denormal float32, so flushing them changes nothing.
+// mantissa bits, no infinity, as in the OCP specification of 8-bit floats) and int8, by their bits; on
+// a GPU float16 by its instruction, which differs in the bits of a NaN alone. To nearest, ties to even.
+// Nothing here meets a denormal float32, so flushing them changes nothing.
 #ifndef HIFC_NUMBERS_CUH
 #define HIFC_NUMBERS_CUH
 
@@ -28,16 +29,27 @@ HIFC_DEVICE float scaled(u32 value, float by)
 
 HIFC_DEVICE float half_to_float(u32 half)
 {
+#if HIFC_GPU
+    float converted;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(converted) : "h"(u16(half)));
+    return converted;
+#else
     const u32 sign = (half & 0x8000) << 16, size = half & 0x7fff;
     if (size >= 0x7c00) { // infinity or NaN
         return float_of(sign | 0x7f800000 | (size & 0x3ff) << 13);
     }
     const float value = size < 0x400 ? scaled(size, 0x1p-24f) : float_of((size << 13) + (112 << 23));
     return float_of(sign | bits_of(value));
+#endif
 }
 
 HIFC_DEVICE u32 float_to_half(float value)
 {
+#if HIFC_GPU
+    u16 converted;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(converted) : "f"(value));
+    return converted;
+#else
     const u32 bits = bits_of(value), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
     if (size > 0x7f800000) {
         return sign | 0x7e00 | (size >> 13 & 0x1ff);
@@ -50,6 +62,7 @@ HIFC_DEVICE u32 float_to_half(float value)
     }
     const u32 exponent = size >> 23;
     return exponent < 102 ? sign : sign | shift_to_even((size & 0x7fffff) | 0x800000, 126 - exponent);
+#endif
 }
 
 HIFC_DEVICE float bfloat_to_float(u32 bfloat)

@@ -63,9 +63,9 @@ HIFC_KERNEL(hifc_sketch_append, APPEND_THREADS, SketchAppendArgs)
                 high = max_of(high, keys[t][channel]);
             }
             const u16 low_half = half_of(low);
-            lows[t] = float_of_half(low_half);
+            lows[t] = half_to_float(low_half);
             const u16 step_half = half_of((high - lows[t]) / CODE_MAX);
-            steps[t] = float_of_half(step_half);
+            steps[t] = half_to_float(step_half);
             args.params[2 * (entry + t)] = step_half;
             args.params[2 * (entry + t) + 1] = low_half;
         }
@@ -196,8 +196,8 @@ HIFC_KERNEL(hifc_sketch_scores, SCORE_THREADS, SketchScoresArgs)
         float step = 0, low = 0;
         if (token < seen) {
             multiply_codes(args.codes + entry * (args.dim / 2), query, args.dim, work.heads, sums);
-            step = float_of_half(args.params[2 * entry]);
-            low = float_of_half(args.params[2 * entry + 1]);
+            step = half_to_float(args.params[2 * entry]);
+            low = half_to_float(args.params[2 * entry + 1]);
         }
         for (u32 h = 0; h < work.heads; h++) {
             const float product = float(sums[h]) * step + float(query.sum[h]) * low;
