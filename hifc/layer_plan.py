@@ -126,11 +126,16 @@ class StreamPlan:
         return self.capacity_tokens * self.shape.layer_token_bytes
 
     @property
+    def block_overhead_pages(self) -> int:
+        """Pages that the namespace takes for a block."""
+        return OVERHEAD_PAGES_PER_BLOCK
+
+    @property
     def overhead_bytes(self) -> int:
         """Allowed for what the namespace itself takes from the pool."""
         if not self.streamed:
             return 0
-        return (OVERHEAD_PAGES + OVERHEAD_PAGES_PER_BLOCK * self.blocks) * PAGE_BYTES
+        return (OVERHEAD_PAGES + self.block_overhead_pages * self.blocks) * PAGE_BYTES
 
     @property
     def buffer_bytes(self) -> int:

@@ -125,6 +125,12 @@ class SparsePlan(StreamPlan):
         return CHECK_BLOCKS * self.part_bytes
 
     @property
+    def block_overhead_pages(self) -> int:
+        """One more than for the long blocks of an exact cache: a prefill in one forward writes to
+        all blocks at once, and of so many hundreds the pages are all in use together."""
+        return 3
+
+    @property
     def pool_bytes(self) -> int:
         """Arena, tails and check buffer."""
         return self.arena_bytes + self.share_bytes * self.shape.layers + self.check_bytes
