@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from hifc.checking import whole
 from hifc.errors import ConfigError, InvalidRequest
 from hifc.kernels import Backend, address_of, backend
 from hifc.mass import mass_from_weights
@@ -22,6 +23,7 @@ from hifc.sketch import ITEM_TYPES
 if TYPE_CHECKING:
     from hifc.issue import Issuer
 
+WINDOW_MAX = 1024
 _BLOCKS_MIN = 64
 _TREND_THREADS = 256  # of native/trend.cu
 
@@ -45,11 +47,9 @@ class HiFCPrefetcher:
         heads are shared out evenly over the issuer's rows, the first ones to the first row. where:
         the backend of the kernels; the issuer's if there is one.
         """
-        if num_heads < 1 or window_size < 2 or block_tokens < 1:
-            raise ConfigError(
-                f"num_heads {num_heads}, window_size {window_size} and block_tokens "
-                f"{block_tokens} must be at least 1, 2 and 1"
-            )
+        num_heads = whole("num_heads", num_heads, 1, error=ConfigError)
+        window_size = whole("window_size", window_size, 2, WINDOW_MAX, error=ConfigError)
+        block_tokens = whole("block_tokens", block_tokens, 1, error=ConfigError)
         if issuer is not None and num_heads % issuer.rows:
             raise ConfigError(f"{num_heads} heads do not share out over {issuer.rows} rows")
         self.num_heads = num_heads
@@ -114,11 +114,14 @@ class HiFCPrefetcher:
             weights = weights.to("cuda" if on_gpu else "cpu").contiguous()
         else:
             xp = self.where.xp
-            weights = xp.asarray(
-                weights.get() if hasattr(weights, "get") and not on_gpu else weights
-            )
-            if weights.dtype.name not in ITEM_TYPES:
-                weights = weights.astype("float32")
+            try:
+                weights = xp.asarray(
+                    weights.get() if hasattr(weights, "get") and not on_gpu else weights
+                )
+                if weights.dtype.name not in ITEM_TYPES:
+                    weights = weights.astype("float32")
+            except (TypeError, ValueError) as error:
+                raise InvalidRequest(f"attention is an array of numbers: {error}") from None
             weights = xp.ascontiguousarray(weights)
         shape = tuple(weights.shape)
         fits = len(shape) >= 2 and 0 not in shape[:-1]
@@ -166,11 +169,13 @@ class HiFCPrefetcher:
     def predict(self, degree: int | None = None) -> npt.NDArray[np.int64]:
         """Blocks by expected mass, most first: int64 of shape (heads, min(degree, blocks))."""
         scores = self.scores()
-        count = scores.shape[1] if degree is None else min(degree, scores.shape[1])
+        blocks = scores.shape[1]
+        count = blocks if degree is None else min(whole("degree", degree, 0), blocks)
         return np.argsort(-scores, axis=1, kind="stable")[:, :count]
 
     def predict_blocks(self, degree: int) -> npt.NDArray[np.int64]:
         """The degree blocks with the most expected mass over all heads, most first."""
+        degree = whole("degree", degree, 0)
         total = self._fetch(self._scores(1))[0]
         return np.argsort(-total, kind="stable")[:degree]
 

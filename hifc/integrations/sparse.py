@@ -23,7 +23,8 @@ from transformers.masking_utils import sdpa_mask
 
 from hifc.blocks import KeyScheme
 from hifc.errors import ConfigError, NotSupported
-from hifc.integrations.transformers import Core, HiFCCache
+from hifc.integrations.core import Core
+from hifc.integrations.transformers import HiFCCache
 from hifc.layer_plan import KVShape
 from hifc.namespace import Namespace
 from hifc.sparse import SparseStream

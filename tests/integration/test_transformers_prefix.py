@@ -14,7 +14,7 @@ import torch
 
 import kv_models as kv
 from hifc import ConfigError, CorruptionError, HiFC, HiFCError, InvalidRequest, Namespace, streaming
-from hifc.integrations.transformers import identity_of
+from hifc.integrations.identity import identity_of
 
 PROMPT = kv.tokens(100)
 

@@ -105,6 +105,11 @@ OTHERS: dict[str, Callable[[Any], object]] = {
     "block_tokens": lambda x: hifc.KeyScheme(model="m", block_tokens=x),
     "tp_size": lambda x: hifc.KeyScheme(model="m", tp_size=x),
     "tokens": SCHEME.keys,
+    "num_heads": hifc.HiFCPrefetcher,
+    "window_size": lambda x: hifc.HiFCPrefetcher(2, x),
+    "block_tokens of attention": lambda x: hifc.HiFCPrefetcher(2, block_tokens=x),
+    "attention": lambda x: hifc.HiFCPrefetcher(2).update(x),
+    "degree": lambda x: hifc.HiFCPrefetcher(2).predict(x),
     "max_tokens": lambda x: make_plan(KVShape(4, 2, 64, 4), x, 1.0),
     "slots": lambda x: make_plan(KVShape(4, 2, 64, 4), 999, 0.9, slots=x),
 } | {

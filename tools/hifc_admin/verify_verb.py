@@ -198,7 +198,7 @@ def _plan(arguments: argparse.Namespace, tokens: int) -> Plan:
 
 def _run(arguments: argparse.Namespace, model: Any, ids: Any) -> Verification:
     import hifc
-    from hifc.integrations.transformers import kv_shape
+    from hifc.integrations.core import kv_shape
     from hifc.verify import Bounds, lockstep
 
     plan = _plan(arguments, ids.shape[1])
