@@ -83,6 +83,81 @@ def test_cupy_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no GPU" in kernels.backend.__wrapped__("auto").reason
 
 
+class OnDevice:
+    """An array of a GPU as CuPy's look, in host memory."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.__cuda_array_interface__ = array.__array_interface__
+        self.shape, self.strides = array.shape, array.strides
+        self.itemsize, self.dtype = array.itemsize, array.dtype
+
+
+def test_cuda_hands_cupy_what_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Source, options, grid, block, and the struct by value; the host plays the GPU's part."""
+    modules: list[tuple[str, tuple[str, ...], str]] = []
+    launches: list[tuple[tuple[int], tuple[int]]] = []
+    functions = kernels._host_functions(kernels.kernels_path())
+
+    class RawModule:
+        def __init__(self, *, code: str, options: tuple[str, ...], backend: str) -> None:
+            modules.append((code, options, backend))
+
+        def get_function(self, name: str) -> Any:
+            def launch(
+                grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]
+            ) -> None:
+                (struct,) = args
+                assert struct.size == 1
+                assert struct.dtype == kernels.KERNELS[name].args
+                launches.append((grid, block))
+                functions[name](struct.ctypes.data, grid[0], 0)
+
+            return launch
+
+    class Runtime:
+        CUDARuntimeError = RuntimeError
+
+        def getDeviceCount(self) -> int:
+            return 1
+
+        def getDeviceProperties(self, device: int) -> dict[str, Any]:
+            return {"multiProcessorCount": 4}
+
+    class Device:
+        id = 0
+
+    class Cuda:
+        runtime = Runtime()
+
+    Cuda.Device = Device  # type: ignore[attr-defined]
+
+    class Cupy:
+        cuda = Cuda()
+
+        def zeros(self, shape: Any, dtype: str) -> OnDevice:
+            return OnDevice(np.zeros(shape, dtype))
+
+    cupy = Cupy()
+    cupy.RawModule = RawModule  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    where = kernels.backend.__wrapped__("auto")
+    assert (where.name, where.wide) == ("cuda", 32)
+    data = np.random.default_rng(1).integers(0, 256, 50 * 65536, np.uint8)
+    data = data[-data.ctypes.data % 16 :][: 49 * 65536].reshape(49, 65536)
+    for _ in range(2):
+        found = packing.checksums(OnDevice(data), 65536, where)
+        assert found.array.tolist() == [raw_crc(part) for part in data]
+    assert modules == [(kernels.source("checksum.cu"), kernels.NVRTC_OPTIONS, "nvrtc")]
+    assert launches == [((32,), (256,))] * 2
+    where.launch(
+        "hifc_checksum", 0, **dict.fromkeys(kernels.KERNELS["hifc_checksum"].args.names, 0)
+    )
+    assert len(launches) == 2, "a grid of no blocks is no launch"
+    with pytest.raises(InvalidRequest, match="host memory"):
+        packing.checksums(data, 65536, where)
+
+
 def test_unknown_backend() -> None:
     with pytest.raises(ConfigError, match="auto, cuda or host"):
         kernels.backend("gpu")
