@@ -51,6 +51,12 @@ def test_source_is_whole() -> None:
     assert text.index("struct Block") < text.index("HIFC_KERNEL(hifc_checksum")
 
 
+def test_source_holds_what_it_shares_with_c() -> None:
+    text = kernels.source("issue.cu")
+    assert not re.search(r'^#include "', text, re.M)
+    assert text.index("struct hifc_descriptor {") < text.index("HIFC_KERNEL(hifc_prefetch_issue")
+
+
 def test_auto_says_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     found = kernels.backend.__wrapped__("auto")
