@@ -251,15 +251,13 @@ class Strided:
     item_bytes: int
     dtype: str
     on_gpu: bool
+    writable: bool
 
 
 def strided(array: Any, where: Backend) -> Strided:
     """A numpy, CuPy or torch array in the memory of a backend. InvalidRequest: it is elsewhere."""
     if isinstance(array, np.ndarray):
-        address = array.__array_interface__["data"][0]
-        found = Strided(
-            address, array.shape, array.strides, array.itemsize, array.dtype.name, False
-        )
+        found = _by_interface(array, array.__array_interface__, on_gpu=False)
     elif hasattr(array, "data_ptr") and hasattr(array, "element_size"):
         size = array.element_size()
         found = Strided(
@@ -269,10 +267,10 @@ def strided(array: Any, where: Backend) -> Strided:
             size,
             str(array.dtype).removeprefix("torch."),
             array.device.type == "cuda",
+            True,
         )
     elif hasattr(array, "__cuda_array_interface__"):
-        address = array.__cuda_array_interface__["data"][0]
-        found = Strided(address, array.shape, array.strides, array.itemsize, array.dtype.name, True)
+        found = _by_interface(array, array.__cuda_array_interface__, on_gpu=True)
     else:
         raise InvalidRequest(
             f"{type(array).__name__} is no array: give one of numpy, CuPy or torch"
@@ -284,6 +282,19 @@ def strided(array: Any, where: Backend) -> Strided:
             f"{where.name}: move one of them"
         )
     return found
+
+
+def _by_interface(array: Any, interface: Mapping[str, Any], *, on_gpu: bool) -> Strided:
+    address, readonly = interface["data"]
+    return Strided(
+        address,
+        array.shape,
+        array.strides,
+        array.itemsize,
+        array.dtype.name,
+        on_gpu,
+        not readonly,
+    )
 
 
 def address_of(array: Any, where: Backend) -> int:

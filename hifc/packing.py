@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from hifc.driver import VALUE_MAX_BYTES
+from hifc.driver import PARTS_MAX, VALUE_MAX_BYTES
 from hifc.errors import InvalidRequest
 from hifc.kernel_table import KERNELS, PACK_BLOCKS_MAX, divider
-from hifc.kernels import Backend, address_of, strided
+from hifc.kernels import Backend, Strided, address_of, strided
 from hifc.pages import PageLayout
 
 # A chunk is what a block of threads takes at a time: at most this many rows of 4 KiB.
@@ -118,7 +118,7 @@ def pack(
     InvalidRequest: shapes, dtypes or lengths that do not fit; on the host also a page number that
     is none (on a GPU `Moved.check` tells).
     """
-    call = _Call(layout, pages, packed, where, tokens, encoding, parts, checksums)
+    call = _Call(layout, pages, packed, where, tokens, encoding, parts, checksums, unpacking=False)
     if encoding != "raw":
         call.scales(scales)
         if scales is None:
@@ -145,7 +145,7 @@ def unpack(
     """
     if encoding != "raw" and scales is None:
         raise InvalidRequest(f"unpacking {encoding} needs the scales that pack answered")
-    call = _Call(layout, pages, packed, where, tokens, encoding, parts, checksums)
+    call = _Call(layout, pages, packed, where, tokens, encoding, parts, checksums, unpacking=True)
     if encoding != "raw":
         call.scales(scales)
     return call.move("unpack")
@@ -164,6 +164,8 @@ class _Call:
         encoding: str,
         parts: int | None,
         checksums: bool,
+        *,
+        unpacking: bool,
     ) -> None:
         if encoding not in ENCODINGS:
             raise InvalidRequest(f"encoding is {encoding!r}: use {', '.join(ENCODINGS)}")
@@ -188,10 +190,14 @@ class _Call:
                 f"a packed block has {self._bytes} bytes, at most {VALUE_MAX_BYTES} fit: pack "
                 "fewer layers or tokens"
             )
-        self._packed = _addresses(packed, self._blocks, self._bytes, where)
-        self._parts = parts or len(layout.planes) // layout.planes_per_layer
-        if self._bytes % self._parts:
-            raise InvalidRequest(f"{self._bytes} bytes are no {self._parts} equal parts")
+        self._packed = _addresses(packed, self._blocks, self._bytes, where, unpacking)
+        self._parts = len(layout.planes) // layout.planes_per_layer if parts is None else parts
+        if not 0 < self._parts <= PARTS_MAX or self._bytes % self._parts:
+            raise InvalidRequest(
+                f"{self._bytes} bytes are no {self._parts} equal parts, or more than {PARTS_MAX}"
+            )
+        if unpacking and not layout.writable:
+            raise InvalidRequest("an array of the cache is read-only: nothing is unpacked to it")
         # One array, since each takes a call to make and to clear.
         sums = self._blocks * self._parts if checksums else 0
         self._results = where.xp.zeros(sums + 1, "u4")
@@ -298,12 +304,17 @@ def _page_numbers(pages: Any, where: Backend) -> Any:
     return where.xp.ascontiguousarray(numbers)
 
 
-def _addresses(packed: Any, blocks: int, size_bytes: int, where: Backend) -> list[int]:
+def _addresses(
+    packed: Any, blocks: int, size_bytes: int, where: Backend, read_only: bool
+) -> list[int]:
     """Of each packed block, each with room for size_bytes."""
     if isinstance(packed, Sequence):
         if len(packed) != blocks:
             raise InvalidRequest(f"{len(packed)} packed blocks for {blocks} rows of pages")
-        return [one if isinstance(one, int) else _address(one, size_bytes, where) for one in packed]
+        return [
+            one if isinstance(one, int) else _address(one, size_bytes, where, read_only)
+            for one in packed
+        ]
     found = strided(packed, where)
     if len(found.shape) != 2 or found.shape[0] != blocks:
         raise InvalidRequest(f"packed has shape {found.shape}: use ({blocks}, {size_bytes}) bytes")
@@ -312,14 +323,21 @@ def _addresses(packed: Any, blocks: int, size_bytes: int, where: Backend) -> lis
             f"packed has shape {found.shape} of {found.item_bytes} bytes: a block is {size_bytes} "
             "contiguous bytes"
         )
+    _check_writable(found, read_only)
     return [found.address + block * found.strides[0] for block in range(blocks)]
 
 
-def _address(array: Any, size_bytes: int, where: Backend) -> int:
+def _address(array: Any, size_bytes: int, where: Backend, read_only: bool) -> int:
     found = strided(array, where)
     if found.item_bytes * math.prod(found.shape) < size_bytes:
         raise InvalidRequest(
             f"a packed block of shape {found.shape} of {found.item_bytes} bytes has no room for "
             f"{size_bytes} bytes"
         )
+    _check_writable(found, read_only)
     return address_of(array, where)
+
+
+def _check_writable(found: Strided, read_only: bool) -> None:
+    if not (found.writable or read_only):
+        raise InvalidRequest(f"packed is a read-only array of shape {found.shape}")

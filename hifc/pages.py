@@ -47,6 +47,7 @@ class PageLayout:
     item_bytes: int
     dtype: str
     planes_per_layer: int
+    writable: bool
     plane_table: Any = field(repr=False, compare=False)  # planes as uint64, where the kernels run
     arrays: tuple[Any, ...] = field(repr=False, compare=False)  # keeps their memory alive
 
@@ -126,6 +127,7 @@ def page_layout(
         item_bytes=first.item_bytes,
         dtype=dtype or first.dtype,
         planes_per_layer=len(found[0]) * size.get("kv", 1),
+        writable=all(array.writable for layer in found for array in layer),
         plane_table=where.xp.asarray(np.array(planes, "u8")),
         arrays=tuple(itertools.chain.from_iterable(layers)),
     )

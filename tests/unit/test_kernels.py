@@ -214,7 +214,9 @@ def test_torch_arrays(dtype: str) -> None:
     tensor = torch.zeros(4, 6, dtype=getattr(torch, dtype)).t()
     found = kernels.strided(tensor, kernels.backend("host"))
     size = tensor.element_size()
-    assert found == kernels.Strided(tensor.data_ptr(), (6, 4), (size, 6 * size), size, dtype, False)
+    assert found == kernels.Strided(
+        tensor.data_ptr(), (6, 4), (size, 6 * size), size, dtype, False, True
+    )
     with pytest.raises(InvalidRequest, match="strided"):
         kernels.address_of(tensor, kernels.backend("host"))
 

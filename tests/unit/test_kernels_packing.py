@@ -485,7 +485,12 @@ def test_arguments_that_do_not_fit() -> None:
     refused("integers of shape", cache, [1, 2], packed)
     refused("integers of shape", cache, [[1.5, 2]], packed)
     refused("9 tokens in 2 pages of 4", tokens=9)
-    refused("7 equal parts", parts=7)
+    for parts in (7, 0, -1, 65536):
+        refused(f"{parts} equal parts", parts=parts)
+    fixed = packed.copy()
+    fixed.flags.writeable = False
+    refused("read-only", cache, pages, fixed)
+    refused("read-only", cache, pages, [fixed])
     refused("contiguous bytes", cache, pages, packed[:, :-1])
     refused("contiguous bytes", cache, pages, np.asfortranarray(packed.reshape(1, -1, 2))[:, :, 0])
     refused("packed has shape", cache, pages, np.concatenate([packed, packed]))
@@ -495,6 +500,9 @@ def test_arguments_that_do_not_fit() -> None:
     refused("float32 of shape", number, pages, packed, encoding="int8", scales=np.ones(1, "f4"))
     with pytest.raises(InvalidRequest, match="scales that pack answered"):
         packing.unpack(number, pages, packed, where, encoding="int8")
+    with pytest.raises(InvalidRequest, match="read-only"):
+        packing.unpack(dataclasses.replace(cache, writable=False), pages, fixed, where)
+    packing.unpack(cache, pages, fixed, where)
     huge = dataclasses.replace(cache, dim=1 << 22)
     refused("fewer layers or tokens", huge, pages, packed)
 
