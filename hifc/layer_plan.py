@@ -42,8 +42,7 @@ class KVShape:
 
     def __post_init__(self) -> None:
         for name in ("layers", "heads", "head_dim", "item_bytes", "rows"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"KV shape: {name} is {getattr(self, name)}, not 1 or more")
+            checking.whole(f"KV shape, {name}", getattr(self, name), 1, error=ConfigError)
 
     @property
     def head_token_bytes(self) -> int:

@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache
 
 from hifc import prefix
 from hifc.blocks import KeyScheme
+from hifc.checking import flag, whole
 from hifc.errors import ConfigError, InvalidRequest, NotSupported
 from hifc.integrations.core import DTYPES, Core, HiFCLayer, dtype_of, kv_shape
 from hifc.integrations.identity import identity_of, plain
@@ -32,6 +33,7 @@ from hifc.stream_edits import KVStream
 from hifc.streaming import check_pool
 
 RESIDENT = 0.27
+INT64 = 1 << 63
 
 
 class HiFCCache(Cache):  # type: ignore[misc]
@@ -86,7 +88,7 @@ class HiFCCache(Cache):  # type: ignore[misc]
         }
         self._core = self._new_core(namespace, settings, scheme)
         check_pool(namespace, self._core.plan(self._shape))
-        self._saves = save_prefix
+        self._saves = flag("save_prefix", save_prefix)
         self._prompt: prefix.Tokens | None = None  # that load_prefix was given
         self._last = self._shape.layers - 1
         self._counted = self._core.count()
@@ -134,6 +136,7 @@ class HiFCCache(Cache):  # type: ignore[misc]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last -tokens_to_remove tokens; 0 removes none."""
+        tokens_to_remove = whole("tokens_to_remove", tokens_to_remove, -INT64)
         if tokens_to_remove > 0:
             raise ValueError(
                 f"crop({tokens_to_remove}): give a negative count, how many tokens to remove"
@@ -181,13 +184,13 @@ class HiFCCache(Cache):  # type: ignore[misc]
         ConfigError: the model's weights have no name of their own; give model_id then.
         """
         stream = self._identified()
-        return prefix.save(stream, _tokens(token_ids))
+        return prefix.save(stream, token_array(token_ids))
 
     def load_prefix(self, token_ids: Any) -> int:
         """Begins this empty cache with the longest stored prefix of a prompt; returns its length,
         0 if there is none, or if computing it is expected to be faster (see `last_decision`). Give
         generate the whole prompt all the same."""
-        tokens = _tokens(token_ids)
+        tokens = token_array(token_ids)
         found = prefix.load(self._identified(), tokens, self._watch)
         self._prompt = tokens
         self._count()
@@ -201,7 +204,7 @@ class HiFCCache(Cache):  # type: ignore[misc]
     def forget_prefix(self, token_ids: Any) -> None:
         """Deletes the stored KV of token_ids, also what other prefixes share with them. Call it
         when no cache uses them: one that does finds a block gone and raises."""
-        prefix.forget(self._identified(), _tokens(token_ids))
+        prefix.forget(self._identified(), token_array(token_ids))
 
     # ---- memory and counters
 
@@ -331,7 +334,8 @@ class HiFCCache(Cache):  # type: ignore[misc]
         self._counted = counted
 
 
-def _tokens(token_ids: Any) -> prefix.Tokens:
+def token_array(token_ids: Any) -> prefix.Tokens:
+    """int64 of shape (n,) of integers of shape (n,) or (1, n). InvalidRequest: something else."""
     ids = np.asarray(token_ids.cpu() if isinstance(token_ids, torch.Tensor) else token_ids)
     if ids.ndim == 2 and ids.shape[0] == 1:
         ids = ids[0]

@@ -27,8 +27,10 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
+from hifc.checking import whole
 from hifc.errors import InvalidRequest, NoSpace
 from hifc.integrations.sparse import ATTENTION
+from hifc.integrations.transformers import token_array
 from hifc.verify.attention import Recorder, shown_layers
 from hifc.verify.result import TOLERANCE, Bounds, Maps, Stage, Verification
 
@@ -58,12 +60,10 @@ class Plan:
 
     def check(self, tokens: int) -> None:
         """Raises InvalidRequest for what makes no sense with a text of that many tokens."""
-        if self.scored < 1 or self.generated < 0:
-            raise InvalidRequest(
-                f"scored is {self.scored} and generated {self.generated}: use 1 and 0 or more"
-            )
-        if self.prefill_chunk is not None and self.prefill_chunk < 1:
-            raise InvalidRequest(f"prefill_chunk is {self.prefill_chunk}: use 1 or more, or None")
+        whole("scored", self.scored, 1)
+        whole("generated", self.generated, 0)
+        if self.prefill_chunk is not None:
+            whole("prefill_chunk", self.prefill_chunk, 1)
         if tokens < self.scored + 2:
             raise InvalidRequest(
                 f"the text has {tokens} tokens, {self.scored} are to be scored after 2 or more: "
@@ -95,11 +95,13 @@ def run(
     cache raises.
     """
     plan = plan or Plan()
-    ids = torch.as_tensor(token_ids)
-    if ids.ndim == 1:
-        ids = ids[None]
-    if ids.ndim != 2 or ids.shape[0] != 1:
-        raise InvalidRequest(f"token_ids of shape {tuple(ids.shape)}: (1, tokens) is wanted")
+    for what, wanted in ((model, "generate"), (engine, "cache")):
+        if not callable(getattr(what, wanted, None)):
+            raise InvalidRequest(
+                f"{type(what).__name__} has no {wanted}: give run(model, token_ids, engine) a "
+                "language model of transformers, ids, and a HiFC"
+            )
+    ids = torch.from_numpy(token_array(token_ids))[None]
     mode = engine.config.attention
     if mode != "exact":  # what a sparse step appends is not what the prompt alone gives
         plan = dataclasses.replace(plan, prefix=False)

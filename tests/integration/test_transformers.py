@@ -201,8 +201,14 @@ def test_crop_deletes_what_it_takes_back(memory: Namespace) -> None:
 
 
 def test_crop_wants_a_negative_count(memory: Namespace) -> None:
+    cache = kv.cache_of(memory, kv.model(), 260)
     with pytest.raises(ValueError, match="negative"):
-        kv.cache_of(memory, kv.model(), 260).crop(1)
+        cache.crop(1)
+    for wrong in (None, "x", 1.5, []):
+        with pytest.raises(InvalidRequest, match="tokens_to_remove"):
+            cache.crop(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="save_prefix"):
+        kv.cache_of(memory, kv.model(), 260, save_prefix="yes")
 
 
 def test_reset_also_to_another_batch(memory: Namespace) -> None:

@@ -252,8 +252,16 @@ def test_bad_requests(engine: HiFC) -> None:
         verify.run(network, kv.tokens(60, rows=2), engine)
     with pytest.raises(InvalidRequest, match="prefill_chunk"):
         verify.run(network, kv.tokens(60), engine, plan=Plan(4, prefill_chunk=0))
-    with pytest.raises(InvalidRequest, match="scored"):
-        verify.run(network, kv.tokens(60), engine, plan=Plan(0))
+    for scored in (0, None, "x", 1.5):
+        with pytest.raises(InvalidRequest, match="scored"):
+            verify.run(network, kv.tokens(60), engine, plan=Plan(scored))  # type: ignore[arg-type]
+    for ids in (None, "text", [1.5], {}):
+        with pytest.raises(InvalidRequest, match="token_ids"):
+            verify.run(network, ids, engine)
+    with pytest.raises(InvalidRequest, match="generate"):
+        verify.run(None, kv.tokens(60), engine)
+    with pytest.raises(InvalidRequest, match="cache"):
+        verify.run(network, kv.tokens(60), "ram://")  # type: ignore[arg-type]
 
 
 def test_attention_functions_are_as_before(engine: HiFC) -> None:
