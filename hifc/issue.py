@@ -118,11 +118,7 @@ class Issuer:
             "overflowed": base + RingHeader.overflowed.offset,
         }
         # The host's threads share the tail in the header; a GPU has one of its own.
-        self._tail = (
-            base + RingHeader.tail.offset
-            if self.where.name == "host"
-            else address_of(self._own_tail, self.where)
-        )
+        self._share_ring(self.where.name == "host")
 
     def _own_keys(self, keys: Any, rows: int | None) -> tuple[Any, int]:
         shape = tuple(keys.shape)
@@ -153,6 +149,14 @@ class Issuer:
         seen = gpu.register(self.ring.address, self.ring.header.region_bytes)
         self._undo.callback(gpu.unregister, self.ring.address)
         return seen
+
+    def _share_ring(self, shared: bool) -> None:
+        """Whether others produce into the ring as well."""
+        shared_tail = self._in_ring["head"] + RingHeader.tail.offset - RingHeader.head.offset
+        self._in_ring |= {
+            "tail": shared_tail if shared else address_of(self._own_tail, self.where),
+            "shares_ring": shared,
+        }
 
     def issue(self, scores: Any, degree: int, *, score_min: float = 0.0) -> None:
         """Asks for the blocks of the highest scores in each row that are neither resident nor on
@@ -200,7 +204,6 @@ class Issuer:
             in_flight=address_of(self._in_flight, self.where),
             owners=address_of(self._owners, self.where),
             free_landings=address_of(self._free, self.where),
-            tail=self._tail,
             totals=address_of(self._totals, self.where),
             rows=self.rows,
             degree=degree,
@@ -212,7 +215,6 @@ class Issuer:
             part_first=self.parts[0],
             part_step=self.parts[1],
             part_count=self.parts[2],
-            shares_ring=self.where.name == "host",
             **self._in_ring,
         )
         if self.where.name == "host":

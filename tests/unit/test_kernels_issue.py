@@ -165,6 +165,22 @@ def test_what_finds_no_room_is_lost_and_counted(where: Backend) -> None:
         assert issuer.settle().on_their_way == 30
 
 
+def test_the_only_producer_keeps_its_own_tail() -> None:
+    """As on a GPU, whose atomics do not reach the host's memory."""
+    ring = RingMemory(16, 64, 64)
+    with Issuer(ring, keys_for(1, 64), where=make_backend("host")) as issuer:
+        issuer._share_ring(False)
+        scores = np.linspace(1, 2, 64, dtype=np.float32)[None].copy()
+        for lap in range(1, 4):
+            issuer.issue(scores, 20)  # 16 slots
+            assert [item_of(one)[1] for one in ring.take()] == list(
+                range(63 - 16 * (lap - 1), 63 - 16 * lap, -1)
+            )
+            assert ring.header.tail == 0
+            assert ring.header.overflowed == 4 * lap == issuer.totals["overflowed"]
+        assert issuer._own_tail[0] == 48
+
+
 def test_answers(where: Backend) -> None:
     ring = RingMemory()
     with Issuer(ring, keys_for(2, 8), where=where) as issuer:
