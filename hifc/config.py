@@ -146,6 +146,7 @@ class Config:
     sparse_sketch: str = _setting("4bit", _choice("4bit", "digest"))  # of the keys; or cheaper
     sparse_missed_max: float = _setting(0.1, _number(0.0, 1.0))  # of attention; then it widens
     sparse_resident_max: float = _setting(0.5, _number(0.0, 1.0))  # of all KV; then it is exact
+    sparse_prefetch_degree: int = _setting(0, _count(0, 65536))  # blocks of a head; 0: none
     sparse_check_every: int = _setting(16, _count(0, 1 << 20))  # steps; 0: no exact checks
 
     def __post_init__(self) -> None:

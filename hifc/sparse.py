@@ -31,7 +31,7 @@ from hifc.kernels import backend
 from hifc.namespace import Namespace
 from hifc.prefetch import HiFCPrefetcher
 from hifc.sparse_arena import ArenaStream
-from hifc.sparse_blocks import Mask, Mass, most_of
+from hifc.sparse_blocks import Mask, Mass, Moves, most_of
 from hifc.sparse_plan import CHECK_BLOCKS, SparsePlan, SparseSettings, widened
 from hifc.sparse_quality import Quality, Verdict
 from hifc.stream_buffers import settle
@@ -56,9 +56,8 @@ class SparseStream(ArenaStream):
         self.exact_reason: str | None = None  # why steps are exact from now on
         self._sinks = -(-settings.sink_tokens // plan.block_tokens)
         self._recent = -(-settings.recent_tokens // plan.block_tokens)
-        self._trends = [
-            HiFCPrefetcher(shape.heads, settings.prefetch_window) for _ in range(shape.layers)
-        ]
+        self._trend = HiFCPrefetcher(shape.layers * shape.heads, settings.prefetch_window)
+        self._ahead_of_step: Moves | None = None  # what was prefetched for this step
         blocks = shape.layers * shape.heads * plan.all_blocks
         self.heat = HeatTable(blocks, settings.decay_lambda, victims_max=1, where=backend("host"))
         self._mass = np.zeros((shape.layers, shape.heads, plan.all_blocks), dtype=np.float32)
@@ -88,7 +87,13 @@ class SparseStream(ArenaStream):
         if self.exact_reason is not None:
             return False
         self._begin(self.lengths[0] + 1)
-        self._to_blocks()
+        self._ahead_of_step = None
+        try:
+            self._to_blocks()
+            self._end_read_ahead()
+        except BaseException as error:
+            self.broken = f"a step failed before its first layer: {error}"
+            raise
         self._step_missed = 0.0
         return True
 
@@ -118,7 +123,10 @@ class SparseStream(ArenaStream):
         """
         self._awaits = None
         try:
-            return self._attend(layer, query, scale)
+            output = self._attend(layer, query, scale)
+            if layer == self.last:
+                self._end_step()
+            return output
         except BaseException as error:
             self.broken = f"layer {layer} failed: {error}"
             raise
@@ -130,14 +138,14 @@ class SparseStream(ArenaStream):
         blocks = (length - 1) // plan.block_tokens
         whole = self.estimate(layer, query[0, :, 0], scale)
         mass = self._mass[layer, :, :blocks]
-        mass[:] = whole[:, :blocks]
         trusted = math.isfinite(whole.sum())
+        mass[:] = whole[:, :blocks] if trusted else 0.0
         wanted = maps.choose(mass, self._sinks, self._recent)
-        self._end_prefetch(layer, wanted)
+        self._count_wanted(layer, wanted)
         moves = maps.place(wanted, wanted, mass)
         self.total_access += int(wanted.sum())
         self.prefetch_hit += int(wanted.sum()) - moves.heads.size
-        ticket, requests = self.read(layer, moves, self.room)
+        ticket, requests = self.read(layer * heads, moves, self.room)
         resident = maps.resident(blocks)
         missed = 1.0 - whole[:, blocks] - (mass * resident).sum(axis=1)
         if ticket is not None:
@@ -156,40 +164,44 @@ class SparseStream(ArenaStream):
             group[None], keys[None], values[None], scale=scale
         )
         self._observe(layer, missed, group, output[0], scale)
-        self._prefetch(layer, mass)
         return output.view_as(query)
 
     # ---- ahead
 
-    def _prefetch(self, layer: int, mass: Mass) -> None:
-        """Reads what the trend expects next, in place of what it expects least."""
+    def _read_ahead(self) -> None:
+        """At the end of a step: reads what the trend expects of the next one, all layers at once,
+        in place of what it expects least."""
         degree, count = self.settings.prefetch_degree, self.plan.resident_blocks
-        trend = self._trends[layer]
-        trend.update(mass)
-        if degree == 0 or mass.shape[1] <= count:
+        blocks = (self.lengths[0] - 1) // self.plan.block_tokens
+        if degree == 0 or blocks <= count:
             return
-        expected = trend.scores()
-        maps = self.maps[layer]
-        keep = maps.choose(expected, self._sinks, self._recent)
-        missing = keep & ~maps.resident(mass.shape[1])
+        self._trend.update(self._mass[:, :, :blocks].reshape(-1, blocks))
+        expected = self._trend.scores()
+        keep = self.all_maps.choose(expected, self._sinks, self._recent)
+        missing = keep & ~self.all_maps.resident(blocks)
         missing &= most_of(np.where(missing, expected, -1.0), degree)
-        moves = maps.place(missing, keep, expected)
-        if not moves.heads.size:
-            return
-        ticket, requests = self.read(layer, moves, self.part_requests(moves.heads.size))
-        assert ticket is not None
-        self._prefetches[layer] = ticket, requests, moves
-        self.quality.prefetched += moves.heads.size
+        moves = self.all_maps.place(missing, keep, expected)
+        ticket, requests = self.read(0, moves, self.part_requests(moves.heads.size))
+        if ticket is not None:
+            self._prefetch = ticket, requests, moves
+            self.quality.prefetched += moves.heads.size
 
-    def _end_prefetch(self, layer: int, wanted: Mask) -> None:
-        """What was prefetched is there; how much of it this step's query wants."""
-        prefetch = self._prefetches[layer]
-        if prefetch is None:
+    def _end_read_ahead(self) -> None:
+        """At the beginning of a step: what was prefetched is there."""
+        if self._prefetch is None:
             return
-        ticket, requests, moves = prefetch
-        self._prefetches[layer] = None
+        ticket, requests, moves = self._prefetch
+        self._prefetch = None
         settle(self.namespace, ticket, requests, "read")
-        self.quality.prefetch_wanted += int(wanted[moves.heads, moves.blocks].sum())
+        self._ahead_of_step = moves
+
+    def _count_wanted(self, layer: int, wanted: Mask) -> None:
+        """How much of what was prefetched this step's query wants."""
+        moves, heads = self._ahead_of_step, wanted.shape[0]
+        if moves is not None:
+            first, end = np.searchsorted(moves.heads, (layer * heads, (layer + 1) * heads))
+            ours = moves.heads[first:end] - layer * heads
+            self.quality.prefetch_wanted += int(wanted[ours, moves.blocks[first:end]].sum())
 
     # ---- how much is missed
 
@@ -207,11 +219,13 @@ class SparseStream(ArenaStream):
                 error = torch.linalg.vector_norm(output[head] - exact)
                 error /= torch.linalg.vector_norm(exact)
                 self.quality.check(share, float(missed[head]), float(error))
-        if layer == self.last:
-            self.quality.step(self._step_missed / len(self.arena))
-            now = time.monotonic()
-            self.heat.update(self._mass.reshape(-1), now - self._step_at)
-            self._step_at = now
+
+    def _end_step(self) -> None:
+        self.quality.step(self._step_missed / len(self.arena))
+        now = time.monotonic()
+        self.heat.update(self._mass.reshape(-1), now - self._step_at)
+        self._step_at = now
+        self._read_ahead()
 
     def _whole_head(
         self, layer: int, head: int, query: torch.Tensor, scale: float
@@ -273,8 +287,8 @@ class SparseStream(ArenaStream):
     def reset(self) -> None:
         """Empty, as new; sparse again if it had become exact. A widened budget stays."""
         super().reset()
-        for trend in self._trends:
-            trend.reset()
+        self._trend.reset()
+        self._ahead_of_step = None
         self._mass.fill(0.0)
         self.heat.heat.fill(0.0)
         self._awaits = None

@@ -60,7 +60,7 @@ class ArenaStream(KVStream):
         self._sketches: list[Sketch | Digest] = _new_sketches(plan, dtype)
         layers = range(plan.shape.layers)
         self._tail_writes: list[tuple[Ticket, Requests] | None] = [None for _ in layers]
-        self._prefetches: list[tuple[Ticket, Requests, Moves] | None] = [None for _ in layers]
+        self._prefetch: tuple[Ticket, Requests, Moves] | None = None
         super().__init__(namespace, plan, dtype, scheme)
 
     # ---- memory
@@ -87,9 +87,11 @@ class ArenaStream(KVStream):
             part = memory[index * size_bytes : (index + 1) * size_bytes]
             return KVBuffer(self.namespace, plan, tokens, self.dtype, part)
 
+        heads = shape.layers * shape.heads
+        self.all_maps = HeadBlocks(heads, plan.all_blocks, plan.resident_blocks)
         for layer in range(shape.layers):
             self.arena.append(piece(layer, size, plan.arena_tokens))
-            self.maps.append(HeadBlocks(shape.heads, plan.all_blocks, plan.resident_blocks))
+            self.maps.append(self.all_maps.part(layer * shape.heads, (layer + 1) * shape.heads))
         for index in range(plan.slots):
             buffer = piece(index, plan.layer_bytes, plan.capacity_tokens)
             loads = self.block_requests(Op.GET, buffer.offset, plan.capacity_tokens, 0, plan.blocks)
@@ -146,8 +148,7 @@ class ArenaStream(KVStream):
         for layer, write in enumerate(self._tail_writes):
             if write is not None:
                 self._end_tail_write(layer, write)
-        for blocks in self.maps:
-            blocks.clear()
+        self.all_maps.clear()
         self._holds_blocks = False
 
     def _to_blocks(self) -> None:
@@ -171,11 +172,10 @@ class ArenaStream(KVStream):
             sketch.append(buffer.keys[0, :, : self.lengths[layer]])
 
     def _end_reads(self) -> None:
-        """Waits for prefetches, whatever came of them."""
-        for layer, prefetch in enumerate(self._prefetches):
-            if prefetch is not None:
-                prefetch[0].wait(BATCH_WAIT_S)
-                self._prefetches[layer] = None
+        """Waits for a prefetch, whatever came of it."""
+        if self._prefetch is not None:
+            self._prefetch[0].wait(BATCH_WAIT_S)
+            self._prefetch = None
 
     def _end_tail_write(self, layer: int, write: tuple[Ticket, Requests]) -> None:
         settle(self.namespace, *write, "write")
@@ -246,8 +246,9 @@ class ArenaStream(KVStream):
         chosen = (firsts + np.arange(plan.block_tokens)).reshape(len(firsts), -1)
         return np.concatenate([np.broadcast_to(tail, (len(firsts), len(tail))), chosen], axis=1)
 
-    def read(self, layer: int, moves: Moves, room: Requests) -> tuple[Ticket | None, Requests]:
-        """Starts to read moves into the arena, by requests of room."""
+    def read(self, first_head: int, moves: Moves, room: Requests) -> tuple[Ticket | None, Requests]:
+        """Starts to read moves into the arena, by requests of room. first_head: of all layers'
+        heads, the one that moves call 0."""
         count = moves.heads.size
         requests = room[:count]
         if not count:
@@ -256,10 +257,11 @@ class ArenaStream(KVStream):
         if moves.blocks.max() >= self.committed:
             self._finish_commit()
         requests["key"] = self.keys[moves.blocks]
-        requests["value_offset"] = layer * plan.share_bytes + moves.heads * plan.part_bytes
-        lanes = moves.heads * (2 * plan.arena_tokens * plan.shape.head_token_bytes)
+        heads = first_head + moves.heads
+        requests["value_offset"] = heads * plan.part_bytes
+        lanes = heads * (2 * plan.arena_tokens * plan.shape.head_token_bytes)
         requests["buffer_offset"] = (
-            self.arena[layer].offset + lanes + (moves.slots + 1) * plan.piece_bytes
+            self.arena[0].offset + lanes + (moves.slots + 1) * plan.piece_bytes
         )
         self.read_bytes += count * plan.part_bytes
         return self.namespace.submit(requests), requests
@@ -303,9 +305,9 @@ class ArenaStream(KVStream):
         for sketch in self._sketches:
             _forget(sketch)
         for layer in range(len(self._sketches)):
-            self._prefetches[layer] = self._tail_writes[layer] = None
-        for blocks in self.maps:
-            blocks.clear()
+            self._tail_writes[layer] = None
+        self._prefetch = None
+        self.all_maps.clear()
         self._holds_blocks = False
 
     def close(self) -> None:
@@ -317,7 +319,8 @@ class ArenaStream(KVStream):
     def in_flight(self) -> list[Ticket]:
         """Tickets that may not be done."""
         found = super().in_flight()
-        found += [prefetch[0] for prefetch in self._prefetches if prefetch is not None]
+        if self._prefetch is not None:
+            found.append(self._prefetch[0])
         return found + [write[0] for write in self._tail_writes if write is not None]
 
 

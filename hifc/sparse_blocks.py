@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which blocks of one layer's heads are in which slot of the arena, and which take whose place.
+"""Which blocks of each head are in which slot of the arena, and which take whose place.
 
 Invariants: `slot_of[head, block] == slot` if and only if `block_in[head, slot] == block`; slots are
 filled from the first on, as many in each head. All heads at once, in numpy.
@@ -42,13 +42,20 @@ def most_of(mass: Mass, count: int) -> Mask:
 
 
 class HeadBlocks:
-    """One layer. Memory: 8 bytes a head and block, 4 a head and slot."""
+    """Of all heads, or of some (`part`). Memory: 8 bytes a head and block, 4 a head and slot."""
 
     def __init__(self, heads: int, blocks: int, slots: int) -> None:
         self.slot_of: npt.NDArray[np.int32] = np.full((heads, blocks), -1, dtype=np.int32)
         self.block_in: npt.NDArray[np.int32] = np.full((heads, slots), -1, dtype=np.int32)
         self._weight: Mass = np.ones((heads, blocks), dtype=np.float32)  # STAY of what is in a slot
         self._rows = np.arange(heads)[:, None]
+
+    def part(self, first: int, end: int) -> HeadBlocks:
+        """The heads [first, end): a change of the one is a change of the other."""
+        found = HeadBlocks(end - first, 0, 0)
+        found.slot_of, found.block_in = self.slot_of[first:end], self.block_in[first:end]
+        found._weight = self._weight[first:end]
+        return found
 
     def clear(self) -> None:
         """Nothing is in a slot."""

@@ -30,7 +30,8 @@ class SparseSettings:
     block_tokens: 0 takes the shortest that are whole pages, from BLOCK_TOKENS on. missed_max: the
     share of attention that may be missed, as a mean over layers and heads; beyond it the budget
     widens, up to resident_max (a ratio), then attention is exact. check_every: steps between two
-    exact checks of one head; 0: none. prefetch_degree: blocks of a head that are read ahead.
+    exact checks of one head; 0: none. prefetch_degree: blocks of a head that the trend may fetch
+    ahead; 0: none, since on a fast device it costs more than the wait that it saves.
     """
 
     block_tokens: int = 0
@@ -40,14 +41,14 @@ class SparseSettings:
     missed_max: float = 0.1
     resident_max: float = 0.5
     check_every: int = 16
-    prefetch_degree: int = 2
+    prefetch_degree: int = 0
     prefetch_window: int = 3
     decay_lambda: float = 0.1
 
     @classmethod
     def of(cls, config: Config) -> SparseSettings:
         """What a configuration says."""
-        own = ("prefetch_degree", "prefetch_window", "decay_lambda")
+        own = ("prefetch_window", "decay_lambda")
         return cls(
             **{
                 field.name: getattr(

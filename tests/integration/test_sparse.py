@@ -38,7 +38,7 @@ def model(**options: Any) -> Any:
 
 
 def cache_of(
-    namespace: Namespace, network: Any, resident: float | str = "2MiB", **settings: Any
+    namespace: Namespace, network: Any, resident: float | str = "2200KiB", **settings: Any
 ) -> SparseCache:
     # A small random model looks everywhere: a bound that suits real ones would make it exact.
     settings.setdefault("missed_max", 1.0)

@@ -139,7 +139,7 @@ def test_widening_ends_at_the_limit() -> None:
 
 def test_settings_of_a_configuration() -> None:
     config = Config(
-        attention="sparse", sparse_missed_max=0.2, sparse_sketch="digest", prefetch_degree=5
+        attention="sparse", sparse_missed_max=0.2, sparse_sketch="digest", sparse_prefetch_degree=5
     )
     settings = SparseSettings.of(config)
     assert settings.missed_max == 0.2

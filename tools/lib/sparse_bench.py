@@ -13,6 +13,7 @@ The confidence interval is of the ratio of perplexities, from the paired differe
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import os
@@ -59,7 +60,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--budgets", default="0.2,0.35,0.5", help="others, for the curve; or none")
     parser.add_argument("--curve-tokens", type=int, default=256, help="tokens to score at those")
     parser.add_argument("--speed-tokens", type=int, default=64, help="tokens to time")
-    parser.add_argument("--prefetch-degree", type=int, default=2, help="blocks of a head ahead")
+    parser.add_argument(
+        "--prefetch-degree", type=int, default=2, help="of a run that prefetches; 0: none"
+    )
     parser.add_argument("--sketch", default="4bit", help="4bit or digest")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--plot", type=Path, help="write the curve as a picture, PNG or SVG")
@@ -112,7 +115,6 @@ class Bench:
                     "sparse_sketch": self.options.sketch,
                     "sparse_missed_max": 1.0,  # the budget stays what it is
                     "sparse_resident_max": 1.0,
-                    "prefetch_degree": self.options.prefetch_degree,
                 }
             )
         finally:
@@ -123,10 +125,15 @@ class Bench:
         """Which attention function the model calls from now on."""
         self.model.set_attn_implementation(name)
 
-    def sparse(self, resident: float) -> SparseCache:
+    def sparse(self, resident: float, prefetch_degree: int = 0) -> SparseCache:
         """A cache of that budget that holds the context, computed and stored if need be."""
+        settings = SparseSettings.of(self.engine.config)
         cache = self.engine.cache(
-            self.model.config, self.max_tokens, resident=resident, load_or_recompute="load"
+            self.model.config,
+            self.max_tokens,
+            resident=resident,
+            load_or_recompute="load",
+            sparse=dataclasses.replace(settings, prefetch_degree=prefetch_degree),
         )
         assert isinstance(cache, SparseCache)
         self.attention(ATTENTION)
@@ -245,9 +252,11 @@ def timed(
     }
 
 
-def sparse_run(bench: Bench, resident: float, count: int, static: StaticCache | None) -> Any:
+def sparse_run(
+    bench: Bench, resident: float, count: int, static: StaticCache | None, degree: int = 0
+) -> Any:
     """Losses of the first count scored tokens at a budget, and what the cache says of itself."""
-    cache = bench.sparse(resident)
+    cache = bench.sparse(resident, degree)
     losses: list[torch.Tensor] = []
     speed: dict[str, Any] = {}
     if static is not None:
@@ -300,12 +309,17 @@ def measure(bench: Bench) -> dict[str, Any]:
         add("sparse", budget, losses, **facts)
         speed = speed or timing
         say(f"sparse at {budget}: {curve[-1]['ratio']:.4f} of exact's perplexity")
+    prefetch: dict[str, Any] = {}
+    if options.prefetch_degree:
+        degree = options.prefetch_degree
+        _, prefetch, _ = sparse_run(bench, options.resident, short, None, degree)
     return {
         "device": options.uri,
         "context_tokens": bench.context,
         "scored_tokens": bench.tokens,
         "exact_perplexity": math.exp(float(exact.double().mean())),
         "speed": speed,
+        "prefetch": prefetch,
         "results": results,
         "curve": curve,
     }
@@ -330,10 +344,15 @@ def table(result: dict[str, Any]) -> str:
         f"{main['attended_ratio']:.4f} attended to; {main['missed_mean']:.4f} of the attention "
         f"missed by the sketch; {main['checks']} heads checked: {main['checked_missed']:.4f} "
         f"missed, {main['checked_estimate']:.4f} by the sketch",
-        f"blocks that were there already {main['already_resident']:.3f}; of {main['prefetched']} "
-        f"prefetched {main['prefetch_accuracy']:.3f} were wanted; "
-        f"{main['read_bytes_per_token'] / 1e6:.1f} MB read a token",
+        f"blocks that were there already {main['already_resident']:.4f}, "
+        f"{main['read_bytes_per_token'] / 1e6:.2f} MB read a token",
     ]
+    if ahead := result["prefetch"]:
+        lines.append(
+            f"prefetching: of {ahead['prefetched']} {ahead['prefetch_accuracy']:.4f} were wanted, "
+            f"there already {ahead['already_resident']:.4f}, "
+            f"{ahead['read_bytes_per_token'] / 1e6:.2f} MB read a token"
+        )
     if speed := result["speed"]:
         lines.append(
             f"a token: StaticCache {speed['static_ms']:.1f} ms, sparse {speed['sparse_ms']:.1f}, "
