@@ -123,7 +123,9 @@ class Config:
     hot_ratio_max: float = _setting(0.95, _number(0.0, 1.0))
     hit_rate_target: float = _setting(0.90, _number(0.0, 1.0))
     watermark: float = _setting(0.15, _number(0.0, 1.0))  # free memory below it starts offload
-    policy: str = _setting("hifc", _choice("hifc", "lru"))
+    policy: str = _setting(
+        "default", _choice("default", "return_time", "frequency", "lru", "lfu", "arc", "s3fifo")
+    )
     decay_lambda: float = _setting(0.1, _number(0.0, 1e6), key="lambda")  # 1/s
     # ---- how it moves
     swap_batch_size: int = _setting(8, _count(1, 1024))  # blocks that move together

@@ -18,6 +18,7 @@ from ctypes import (
     Structure,
     c_char,
     c_char_p,
+    c_double,
     c_int,
     c_int32,
     c_int64,
@@ -288,6 +289,31 @@ class RepairResult(Structure):
     ]
 
 
+class Trace(Structure):
+    """struct hifc_trace."""
+
+    _fields_ = [
+        ("times_s", c_void_p),
+        ("offsets", c_void_p),
+        ("ids", c_void_p),
+        ("request_count", c_uint32),
+        ("id_count", c_uint32),
+    ]
+
+
+class Replay(Structure):
+    """struct hifc_replay."""
+
+    _fields_ = [
+        ("admission", c_uint32),
+        ("reserved", c_uint32),
+        ("budget_blocks", c_double),
+        ("access_count", c_uint64),
+        ("hit_count", c_uint64),
+        ("written_count", c_uint64),
+    ]
+
+
 class DeviceInfo(Structure):
     """struct hifc_device_info."""
 
@@ -325,11 +351,14 @@ _SIZES: dict[str, int] = {
     "hifc_check_result": ctypes.sizeof(CheckResult),
     "hifc_repair_result": ctypes.sizeof(RepairResult),
     "hifc_device_info": ctypes.sizeof(DeviceInfo),
+    "hifc_trace": ctypes.sizeof(Trace),
+    "hifc_replay": ctypes.sizeof(Replay),
 }
 
 _NS = c_void_p
 _TICKET = c_void_p
 _RING = c_void_p
+_POLICY = c_void_p
 _ARRAY = c_void_p  # address of the first element of an array
 
 # name: (result, arguments, what the call does; None where its result is no error code).
@@ -390,6 +419,14 @@ _SYMBOLS: dict[str, tuple[Any, tuple[Any, ...], str | None]] = {
     "hifc_repair": (c_int, (_NS, POINTER(RepairResult)), "repair"),
     "hifc_device_info": (c_int, (c_char_p, POINTER(DeviceInfo)), "open"),
     "hifc_erase": (c_int, (c_char_p, c_uint32), "open"),
+    "hifc_policy_open": (c_int, (c_char_p, c_uint32, c_double, POINTER(_POLICY)), "open a policy"),
+    "hifc_policy_close": (None, (_POLICY,), None),
+    "hifc_policy_use": (c_int, (_POLICY, c_double, _ARRAY, c_uint32), "use blocks"),
+    "hifc_policy_leave": (c_int, (_POLICY, _ARRAY, c_uint32), "let blocks leave"),
+    "hifc_policy_forget": (c_int, (_POLICY, _ARRAY, c_uint32), "forget blocks"),
+    "hifc_policy_scores": (c_int, (_POLICY, c_double, _ARRAY, c_uint32, _ARRAY), "score blocks"),
+    "hifc_policy_replay": (c_int, (_POLICY, POINTER(Trace), POINTER(Replay)), "replay a trace"),
+    "hifc_belady_replay": (c_int, (c_uint32, POINTER(Trace), POINTER(Replay)), "replay a trace"),
 }
 
 

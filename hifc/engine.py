@@ -406,6 +406,7 @@ class HiFC(Scoped):
                 self._prefetched.discard(block.key)
                 self.metrics.add("prefetch_wasted")
             self.blocks.set_resident(block, None)
+            self.policy.leave([block])
             self.metrics.add("swap_out_blocks")
             self.metrics.add("swap_out_bytes", block.size_bytes)
             if not block.on_flash:  # admission declined it: it is gone
@@ -475,6 +476,7 @@ class HiFC(Scoped):
         block = KVBlock(key=name, size_bytes=int(lengths[0]), cls="reuse", on_flash=True)
         self.blocks.add(block)
         self.policy.add(block)
+        self.policy.leave([block])
         self._absent[name] = None
         return block
 

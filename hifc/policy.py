@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stays in memory: a policy ranks blocks from cold to hot and may veto single ones.
 
-State stands in numpy arrays, a slot a block; ranking is vectorised. A user's policy derives from
-HiFCPolicy and overrides `should_swap_out`. Not thread-safe: the engine holds its lock.
+The policies themselves are in C (driver/policy), the same that `hifc.replay` runs traces through:
+an integer slot a block, no object. Here stands what a user's own policy derives from, and what all
+of them have in common: heads cluster, and a chain's tail goes before its head. Not thread-safe: the
+engine holds its lock.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
 
+from hifc import driver
 from hifc.blocks import KVBlock
 from hifc.errors import ConfigError
 
@@ -21,16 +26,49 @@ _SLOTS_MIN = 64
 Clock = Callable[[], float]
 
 
+class NativePolicy:
+    """struct hifc_policy: a policy of driver/policy over slots. Slots are arrays of integers."""
+
+    def __init__(self, name: str, capacity_blocks: int, decay_lambda: float) -> None:
+        self._lib = driver.library()
+        pointer = ctypes.c_void_p()
+        self._lib.hifc_policy_open(
+            name.encode(), capacity_blocks, decay_lambda, ctypes.byref(pointer)
+        )
+        self.pointer = pointer
+        weakref.finalize(self, self._lib.hifc_policy_close, pointer)
+
+    def use(self, now_s: float, slots: npt.NDArray[np.uint32]) -> None:
+        """A request used these, a chain with its head first."""
+        self._lib.hifc_policy_use(self.pointer, now_s, slots.ctypes.data, slots.size)
+
+    def leave(self, slots: npt.NDArray[np.uint32]) -> None:
+        """They left the cache and are remembered."""
+        self._lib.hifc_policy_leave(self.pointer, slots.ctypes.data, slots.size)
+
+    def forget(self, slots: npt.NDArray[np.uint32]) -> None:
+        """They are gone for good."""
+        self._lib.hifc_policy_forget(self.pointer, slots.ctypes.data, slots.size)
+
+    def scores(self, now_s: float, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Higher leaves later."""
+        ids = slots.astype(np.uint32)
+        scores = np.empty(ids.size)
+        self._lib.hifc_policy_scores(
+            self.pointer, now_s, ids.ctypes.data, ids.size, scores.ctypes.data
+        )
+        return scores
+
+
 class HiFCPolicy:
     """Decayed frequency: weight = sum over accesses of exp(-lambda * age), age in seconds.
 
-    Kept incrementally: an access multiplies the weight by exp(-lambda * time since the last one)
-    and adds 1. Blocks of one attention head cluster: a block's score is drawn half way to the mean
-    of its head, so that cold heads leave together. A chain's tail goes before its head: a block
-    never ranks colder than a deeper block of its sequence.
+    Blocks of one attention head cluster: a block's score is drawn half way to the mean of its
+    head, so that cold heads leave together. A chain's tail goes before its head: a block never
+    ranks colder than a deeper block of its sequence.
     """
 
-    name = "hifc"
+    name = "frequency"
 
     def __init__(
         self,
@@ -46,13 +84,12 @@ class HiFCPolicy:
         self.decay_lambda = decay_lambda
         self.cluster_pull = cluster_pull
         self.clock = clock
+        self._native = NativePolicy(self.name, 0, decay_lambda)
         self._free: list[int] = []
         self._chains: dict[object, int] = {}
         self._chain_users: dict[int, int] = {}
         self._chain_free: list[int] = []
         self._count = 0
-        self._weight = np.zeros(_SLOTS_MIN)
-        self._time = np.zeros(_SLOTS_MIN)
         self._depth = np.zeros(_SLOTS_MIN, dtype=np.int64)
         self._head = np.zeros(_SLOTS_MIN, dtype=np.int64)
         self._chain = np.zeros(_SLOTS_MIN, dtype=np.int64)
@@ -65,22 +102,21 @@ class HiFCPolicy:
             self._grow()
         slot = self._free.pop()
         block.slot = slot
-        self._weight[slot] = 0.0
         self._depth[slot] = block.depth
         self._head[slot] = block.head
         self._chain[slot] = self._chain_of(block.sequence)
-        self._time[slot] = self.clock()
         self.access(block)
 
     def access(self, block: KVBlock) -> None:
         """The block was used now."""
         now = self.clock()
-        slot = block.slot
-        age = max(0.0, now - float(self._time[slot]))
-        self._weight[slot] = self._weight[slot] * math.exp(-self.decay_lambda * age) + 1.0
-        self._time[slot] = now
+        self._native.use(now, np.array([block.slot], np.uint32))
         block.access_count += 1
         block.last_access = now
+
+    def leave(self, blocks: Iterable[KVBlock]) -> None:
+        """The blocks left memory; what is known of them stays."""
+        self._native.leave(np.array([block.slot for block in blocks], np.uint32))
 
     def remove(self, block: KVBlock) -> None:
         """The block is gone for good."""
@@ -92,15 +128,16 @@ class HiFCPolicy:
             if self._chain_users[chain] == 0:
                 del self._chain_users[chain], self._chains[block.sequence]
                 self._chain_free.append(chain)
+        self._native.forget(np.array([block.slot], np.uint32))
         self._free.append(block.slot)
         block.slot = -1
 
     # ---- what the engine asks
 
     def weights(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Decayed frequency of each slot as of now."""
-        age = np.maximum(0.0, self.clock() - self._time[slots])
-        return self._weight[slots] * np.exp(-self.decay_lambda * age)
+        """The policy's own score of each slot as of now, higher is hotter: here, its decayed
+        frequency."""
+        return self._native.scores(self.clock(), slots)
 
     def scores(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """What the ranking goes by, higher is hotter: weights, heads drawn together."""
@@ -139,7 +176,7 @@ class HiFCPolicy:
 
     def _grow(self) -> None:
         size = max(_SLOTS_MIN, 2 * self._count)
-        for name in ("_weight", "_time", "_depth", "_head", "_chain"):
+        for name in ("_depth", "_head", "_chain"):
             array = getattr(self, name)
             grown = np.zeros(size, dtype=array.dtype)
             grown[: min(len(array), size)] = array[:size]
@@ -176,24 +213,69 @@ def _tail_first(
     return result
 
 
-class LRUPolicy(HiFCPolicy):
+class _ByScore(HiFCPolicy):
+    """Ranks by the policy's own score alone."""
+
+    def scores(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """The weights as they are."""
+        return self.weights(slots)
+
+
+class DefaultPolicy(HiFCPolicy):
+    """Expected returns a second, learnt; falls back to whichever other policy does better."""
+
+    name = "default"
+
+
+class ReturnTimePolicy(HiFCPolicy):
+    """Expected returns a second, learnt from when blocks came back, without the fall-back."""
+
+    name = "return_time"
+
+
+class LRUPolicy(_ByScore):
     """The block used longest ago goes first, within a chain the tail."""
 
     name = "lru"
 
-    def scores(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Time of the last access."""
-        return self._time[slots].copy()
+
+class LFUPolicy(_ByScore):
+    """The block used least often since it came in goes first."""
+
+    name = "lfu"
 
 
-_POLICIES: dict[str, type[HiFCPolicy]] = {"hifc": HiFCPolicy, "lru": LRUPolicy}
+class ARCPolicy(_ByScore):
+    """Adaptive replacement cache (Megiddo and Modha, FAST 2003)."""
+
+    name = "arc"
+
+
+class S3FIFOPolicy(_ByScore):
+    """S3-FIFO (Yang et al., SOSP 2023)."""
+
+    name = "s3fifo"
+
+
+POLICIES: dict[str, type[HiFCPolicy]] = {
+    policy.name: policy
+    for policy in (
+        DefaultPolicy,
+        ReturnTimePolicy,
+        HiFCPolicy,
+        LRUPolicy,
+        LFUPolicy,
+        ARCPolicy,
+        S3FIFOPolicy,
+    )
+}
 
 
 def make_policy(name: str, decay_lambda: float, clock: Clock = time.monotonic) -> HiFCPolicy:
     """A built-in policy by the name that the configuration uses."""
-    if name not in _POLICIES:
-        raise ConfigError(f"policy: {name!r} is none of {', '.join(_POLICIES)}")
-    return _POLICIES[name](decay_lambda, clock=clock)
+    if name not in POLICIES:
+        raise ConfigError(f"policy: {name!r} is none of {', '.join(POLICIES)}")
+    return POLICIES[name](decay_lambda, clock=clock)
 
 
 def victims(policy: HiFCPolicy, blocks: list[KVBlock], hot_count: int, limit: int) -> list[KVBlock]:

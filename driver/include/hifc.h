@@ -444,6 +444,57 @@ struct hifc_repair_result {
  * given up for good. Not on a read-only namespace (-EROFS). */
 HIFC_API int hifc_repair(struct hifc_ns *ns, struct hifc_repair_result *out);
 
+/* ---- what stays: replacement policies -----------------------------------------------------------
+ * A policy orders blocks, which are ids that the caller chooses: small and dense, since state lies in
+ * arrays. Not thread-safe. Times are seconds, and one before the last counts as the last. */
+
+struct hifc_policy;
+
+/* name: default, return_time, frequency, lru, lfu, arc or s3fifo. capacity_blocks: of a replay; 0: the
+ * caller decides when something leaves. decay_lambda: of decayed frequency, a second. */
+HIFC_API int hifc_policy_open(const char *name, uint32_t capacity_blocks, double decay_lambda,
+                              struct hifc_policy **out);
+HIFC_API void hifc_policy_close(struct hifc_policy *policy);
+/* A request used these blocks, a chain with its head first; they are in the cache from now on. */
+HIFC_API int hifc_policy_use(struct hifc_policy *policy, double now_s, const uint32_t *ids,
+                             uint32_t count);
+/* They left the cache; what is known of them stays. */
+HIFC_API int hifc_policy_leave(struct hifc_policy *policy, const uint32_t *ids, uint32_t count);
+/* They are gone, their ids free for other blocks. */
+HIFC_API int hifc_policy_forget(struct hifc_policy *policy, const uint32_t *ids, uint32_t count);
+/* The block with the least score leaves first. For blocks that were used and not forgotten. */
+HIFC_API int hifc_policy_scores(struct hifc_policy *policy, double now_s, const uint32_t *ids,
+                                uint32_t count, double *scores);
+
+/* Requests for chains of blocks: request i at times_s[i] for ids[offsets[i]] up to offsets[i + 1]. */
+struct hifc_trace {
+    const double *times_s;
+    const uint64_t *offsets;
+    const uint32_t *ids; /* below id_count */
+    uint32_t request_count;
+    uint32_t id_count;
+};
+
+/* Only blocks that the policy keeps beyond the request that brings them, and of which it expects a
+ * return: beside enum hifc_admission, of a replay alone. */
+#define HIFC_ADMIT_EXPECTED 3u
+
+struct hifc_replay {
+    uint32_t admission;      /* enum hifc_admission, or HIFC_ADMIT_EXPECTED */
+    uint32_t reserved;
+    double budget_blocks;    /* a day, HIFC_ADMIT_BUDGET */
+    uint64_t access_count;   /* out, as what follows */
+    uint64_t hit_count;      /* blocks that were in the cache when they were asked for */
+    uint64_t written_count;  /* blocks */
+};
+
+/* Replays a trace through a policy that was opened with a capacity and not used since. */
+HIFC_API int hifc_policy_replay(struct hifc_policy *policy, const struct hifc_trace *trace,
+                                struct hifc_replay *inout);
+/* The same with Belady's algorithm, which knows the future: no policy has more hits. */
+HIFC_API int hifc_belady_replay(uint32_t capacity_blocks, const struct hifc_trace *trace,
+                                struct hifc_replay *out);
+
 #ifdef __cplusplus
 }
 #endif

@@ -2,22 +2,12 @@
  *
  * admission.c - whether a reuse put is worth the wear of writing it. Mutex held.
  *
- * Second use: a table of key fingerprints, one a slot, remembers what was offered lately; a key
- * that is remembered is written. Budget: bytes flow into a bucket of one day's write budget.
+ * Second use: see second_use.h. Budget: bytes flow into a bucket of one day's write budget.
  */
-#include <stdlib.h>
-#include <string.h>
-
 #include "namespace/ns.h"
+#include "namespace/second_use.h"
 
-#define GHOST_SLOTS_MIN (1u << 16)
-#define GHOST_SLOTS_MAX (1u << 22)
 #define DAY_NS (86400ull * 1000000000ull)
-
-struct ns_ghost {
-    uint64_t mask;
-    uint32_t fingerprints[];
-};
 
 int ns_admission_create(struct hifc_ns *ns)
 {
@@ -26,35 +16,14 @@ int ns_admission_create(struct hifc_ns *ns)
     if (ns->opts.admission != HIFC_ADMIT_SECOND_USE) {
         return 0;
     }
-    uint64_t slots = GHOST_SLOTS_MIN;
-    while (slots < GHOST_SLOTS_MAX && slots < ns->sb.size_bytes / HIFC_PAGE_BYTES) {
-        slots *= 2;
-    }
-    ns->ghost = calloc(1, sizeof *ns->ghost + slots * sizeof ns->ghost->fingerprints[0]);
-    if (!ns->ghost) {
-        return hifc_fail(-ENOMEM, "no memory to remember %llu keys for admission",
-                         (unsigned long long)slots);
-    }
-    ns->ghost->mask = slots - 1;
-    return 0;
+    ns->ghost = second_use_create(ns->sb.size_bytes / HIFC_PAGE_BYTES);
+    return ns->ghost ? 0 : -ENOMEM;
 }
 
 void ns_admission_destroy(struct hifc_ns *ns)
 {
-    free(ns->ghost);
+    second_use_destroy(ns->ghost);
     ns->ghost = NULL;
-}
-
-static bool second_use(struct ns_ghost *ghost, const struct hifc_key *key)
-{
-    uint64_t half[2];
-    memcpy(half, key, sizeof half);
-    uint64_t hash = (half[0] ^ half[1] >> 29) * 0x9e3779b97f4a7c15ull;
-    uint32_t fingerprint = (uint32_t)(half[1] ^ half[0] >> 32) | 1u;
-    uint32_t *slot = &ghost->fingerprints[hash >> 20 & ghost->mask];
-    bool seen = *slot == fingerprint;
-    *slot = fingerprint;
-    return seen;
 }
 
 static void earn(struct hifc_ns *ns)
@@ -98,7 +67,7 @@ bool ns_admit(struct hifc_ns *ns, const struct hifc_key *key, uint64_t bytes)
 {
     switch (ns->opts.admission) {
     case HIFC_ADMIT_SECOND_USE:
-        return second_use(ns->ghost, key);
+        return second_use_offer(ns->ghost, key);
     case HIFC_ADMIT_BUDGET:
         return within_budget(ns, bytes);
     default:

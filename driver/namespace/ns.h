@@ -309,7 +309,7 @@ struct hifc_ns {
     struct hifc_event *events;
     uint64_t event_head, event_tail, event_dropped;
     uint64_t expired_ns; /* inline: when expiry was last looked at */
-    struct ns_ghost *ghost;
+    struct second_use *ghost;
     int64_t budget_bytes;
     uint64_t budget_time_ns;
     int64_t reinsert_credit_bytes;

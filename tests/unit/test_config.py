@@ -107,7 +107,7 @@ def test_yaml_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="mapping"):
         Config.from_yaml("- a")
     with pytest.raises(ConfigError, match="given twice"):
-        Config.from_yaml("policy: lru\npolicy: hifc")
+        Config.from_yaml("policy: lru\npolicy: default")
     with pytest.raises(ConfigError, match="cannot be read"):
         Config.load(tmp_path / "absent.yaml")
     assert Config.from_yaml("") == Config()

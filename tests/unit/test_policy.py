@@ -127,7 +127,7 @@ def test_slots_are_reused() -> None:
         for one in blocks:
             policy.remove(one)
             policy.remove(one)
-    assert len(policy._weight) <= 256
+    assert len(policy._depth) <= 256
     assert not policy._chains
 
 
