@@ -134,16 +134,18 @@ struct hifc_ring_header {
 #define HIFC_RING_ASSERT(what) _Static_assert(what, #what)
 #endif
 HIFC_RING_ASSERT(sizeof(struct hifc_descriptor) == 32);
+HIFC_RING_ASSERT(sizeof(struct hifc_ring_header) == 256);
+#ifndef __CUDACC_RTC__ /* NVRTC 12 has no offsetof */
 HIFC_RING_ASSERT(__builtin_offsetof(struct hifc_descriptor, place) == 16);
 HIFC_RING_ASSERT(__builtin_offsetof(struct hifc_descriptor, first_part) == 20);
 HIFC_RING_ASSERT(__builtin_offsetof(struct hifc_descriptor, control) == 24);
 HIFC_RING_ASSERT(__builtin_offsetof(struct hifc_descriptor, sequence) == 28);
-HIFC_RING_ASSERT(sizeof(struct hifc_ring_header) == 256);
 HIFC_RING_ASSERT(__builtin_offsetof(struct hifc_ring_header, slots_offset) == 32);
 HIFC_RING_ASSERT(__builtin_offsetof(struct hifc_ring_header, head) == 64);
 HIFC_RING_ASSERT(__builtin_offsetof(struct hifc_ring_header, answers) == 72);
 HIFC_RING_ASSERT(__builtin_offsetof(struct hifc_ring_header, tail) == 128);
 HIFC_RING_ASSERT(__builtin_offsetof(struct hifc_ring_header, overflowed) == 136);
+#endif
 #undef HIFC_RING_ASSERT
 
 #endif
