@@ -3,10 +3,9 @@
 
 usage: compile_kernels.py CUDA_FOLDER [--arch SM]... [--log FILE]
 
-nvcc compiles each source for each architecture, and NVRTC, for the last of them, the very text that
-CuPy would hand it.
-Prints registers, shared memory and spills of each kernel, and writes what the compilers said into
-FILE. Exits 1 if a source does not compile or a kernel spills registers, unless its source says
+nvcc compiles each source for each architecture, and the NVRTC of CUDA 12 and of 13, for one of
+them, the very text that CuPy would hand it. Prints registers, shared memory and spills of each
+kernel, and writes what the compilers said into FILE. Exits 1 if a source does not compile or a kernel spills registers, unless its source says
 `// spills allowed: KERNEL, because ...`. Needs no GPU. CUDA_FOLDER: where the packages of
 requirements-kernels.txt are.
 """
@@ -26,6 +25,8 @@ from pathlib import Path
 from hifc import kernels
 
 ARCHITECTURES = ["80", "90", "100"]
+# CuPy 13 and 14 add these to ours.
+CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 COMPILE_TIMEOUT_S = 300
 PTXAS = re.compile(
     r"Compiling entry function '(?P<kernel>\w+)'.*?(?P<stack>\d+) bytes stack frame, "
@@ -63,14 +64,17 @@ def by_nvcc(nvcc: Path, name: str, arch: str) -> Outcome:
     return Outcome(f"nvcc {name} sm_{arch}", done.returncode == 0, done.stdout + done.stderr)
 
 
-def by_nvrtc(nvrtc: ctypes.CDLL, name: str, arch: str) -> Outcome:
+def by_nvrtc(library: Path, name: str, arch: str) -> Outcome:
+    nvrtc = ctypes.CDLL(str(library))
+    what = f"{library.name} {name} sm_{arch}"
     program = ctypes.c_void_p()
     code = nvrtc.nvrtcCreateProgram(
         ctypes.byref(program), kernels.source(name).encode(), name.encode(), 0, None, None
     )
     if code != 0:
-        return Outcome(f"NVRTC {name} sm_{arch}", False, f"nvrtcCreateProgram answered {code}")
-    options = [option.encode() for option in (f"-arch=sm_{arch}", *kernels.NVRTC_OPTIONS)]
+        return Outcome(what, False, f"nvrtcCreateProgram answered {code}")
+    wanted = (f"-arch=sm_{arch}", *kernels.NVRTC_OPTIONS, *CUPY_OPTIONS)
+    options = [option.encode() for option in wanted]
     code = nvrtc.nvrtcCompileProgram(
         program, len(options), (ctypes.c_char_p * len(options))(*options)
     )
@@ -79,15 +83,15 @@ def by_nvrtc(nvrtc: ctypes.CDLL, name: str, arch: str) -> Outcome:
     log = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetProgramLog(program, log)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return Outcome(f"NVRTC {name} sm_{arch}", code == 0, log.value.decode(errors="replace"))
+    return Outcome(what, code == 0, log.value.decode(errors="replace"))
 
 
-def find(folder: Path, pattern: str) -> Path:
-    """The one file of the packages that fits."""
+def find(folder: Path, pattern: str, count: int) -> list[Path]:
+    """The files of the packages that fit."""
     found = sorted(folder.glob(pattern))
-    if not found:
-        sys.exit(f"compile_kernels.py: no {pattern} in {folder}: install requirements-kernels.txt")
-    return found[0]
+    if len(found) != count:
+        sys.exit(f"compile_kernels.py: {pattern} in {folder}: install requirements-kernels.txt")
+    return found
 
 
 def spills(outcome: Outcome, name: str) -> list[str]:
@@ -114,14 +118,18 @@ def main() -> int:
     parser.add_argument("--arch", action="append", help="80, 90, 100; all of them by default")
     parser.add_argument("--log", type=Path, help="where the compilers' output goes")
     arguments = parser.parse_args()
-    nvcc = find(arguments.cuda, "nvidia/*/bin/nvcc")
-    nvrtc = ctypes.CDLL(str(find(arguments.cuda, "nvidia/*/lib/libnvrtc.so.*")))
+    (nvcc,) = find(arguments.cuda, "nvidia/*/bin/nvcc", 1)
+    libraries = find(arguments.cuda, "nvidia/*/lib/libnvrtc.so.*", 2)
 
     sources = sorted({kernel.source for kernel in kernels.KERNELS.values()})
     architectures = arguments.arch or ARCHITECTURES
     work = [(name, arch) for name in sources for arch in architectures]
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-        by_text = [pool.submit(by_nvrtc, nvrtc, name, architectures[-1]) for name in sources]
+        by_text = [
+            pool.submit(by_nvrtc, library, name, architectures[0])
+            for library in libraries
+            for name in sources
+        ]
         compiled = list(pool.map(lambda item: by_nvcc(nvcc, *item), work))
         compiled_here = [done.result() for done in by_text]
 
