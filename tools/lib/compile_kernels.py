@@ -5,9 +5,9 @@ usage: compile_kernels.py CUDA_FOLDER [--arch SM]... [--log FILE]
 
 nvcc compiles each source for each architecture, and the NVRTC of CUDA 12 and of 13, for one of
 them, the very text that CuPy would hand it. Prints registers, shared memory and spills of each
-kernel, and writes what the compilers said into FILE. Exits 1 if a source does not compile or a kernel spills registers, unless its source says
-`// spills allowed: KERNEL, because ...`. Needs no GPU. CUDA_FOLDER: where the packages of
-requirements-kernels.txt are.
+kernel, and writes what the compilers said into FILE. Exits 1 if a source does not compile or a
+kernel spills registers, unless its source says `// spills allowed: KERNEL, because ...`. Needs no
+GPU. CUDA_FOLDER: where the packages of requirements-kernels.txt are.
 """
 
 from __future__ import annotations
