@@ -190,6 +190,12 @@ static const char *advice(int code, uint8_t sct, uint8_t sc)
         (sct == SCT_COMMAND && sc == 0x82)) {
         return "it was opened read-only or is write protected: open it for writing";
     }
+    if (sct == SCT_GENERIC && (sc == 0x1c || sc == 0x1d)) {
+        return sc == 0x1c ? "nothing can be read or written until another sanitize succeeds: "
+                            "hifc-admin erase --method sanitize"
+                          : "nothing can be read or written until it has ended: hifc-admin erase "
+                            "--method sanitize waits for it";
+    }
     if (sct == SCT_MEDIA) {
         return sc == 0x81 ? "these blocks are lost; if there are more, replace the device"
                           : "look at the device's health log and consider replacing it";
@@ -220,7 +226,7 @@ void hifc_error_fill_command(struct hifc_error *error, int code, uint8_t sct, ui
     error->lba = lba;
     error->nlb = nlb;
     error->lba_bytes = lba_bytes;
-    if (opcode != 0x00) {
+    if (opcode != 0x00 && nlb != 0) {
         snprintf(place, sizeof(place), " of %u blocks of %u bytes at LBA %llu", nlb, lba_bytes,
                  (unsigned long long)lba);
     }

@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import ctypes
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from hifc import driver
+from hifc.errors import HiFCError
+
+_ACTIONS = {2: "block erase", 3: "overwrite", 4: "crypto erase"}  # SANACT
+_NO_ESTIMATE = 0xFFFFFFFF
 
 
 class EraseMethod(enum.IntEnum):
@@ -33,6 +38,30 @@ class InfoFlag(enum.IntFlag):
     FORMAT = 0x80
     FORMAT_ALL = 0x100
     CRYPTO_ERASE = 0x200
+    RESERVED = 0x400
+    RESERVED_UNKNOWN = 0x800
+    SANITIZE_BLOCK = 0x1000
+    SANITIZE_CRYPTO = 0x2000
+
+
+class SanitizeState(enum.IntEnum):
+    """enum hifc_sanitize_state."""
+
+    NONE = 0
+    DONE = 1
+    RUNNING = 2  # reads and writes fail until it has ended
+    FAILED = 3  # reads and writes fail until another one succeeds
+    UNKNOWN = 4  # the drive would not say
+
+
+@dataclass(frozen=True)
+class SanitizeStatus:
+    """What the drive tells of its last sanitize: struct hifc_sanitize_status."""
+
+    state: SanitizeState
+    action: str  # "block erase", "overwrite", "crypto erase"; "" if there was none
+    progress: float  # 0 to 1, while it runs
+    estimate_s: int | None  # what the whole of it takes, where the drive says so
 
 
 @dataclass(frozen=True)
@@ -43,7 +72,7 @@ class DeviceInfo:
     lba_bytes: int
     flags: InfoFlag
     nsid: int  # 0: no NVMe namespace
-    namespaces: int  # active ones of the whole drive
+    namespaces: int  # of the whole drive, those that this controller cannot see included
     eui64: str  # hexadecimal, "" where the drive has none
     nguid: str
     model: str
@@ -52,6 +81,7 @@ class DeviceInfo:
     signature: str  # what stands on it; "" if nothing is known
     health: bytes | None  # the SMART / health log page, 512 bytes
     health_problem: str  # why there is none
+    sanitize: SanitizeStatus
 
 
 def device_info(uri: str) -> DeviceInfo:
@@ -76,15 +106,49 @@ def device_info(uri: str) -> DeviceInfo:
         signature=_text(raw.signature),
         health=bytes(raw.health) if InfoFlag.HEALTH in flags else None,
         health_problem=_text(raw.health_problem),
+        sanitize=_sanitize_status(raw.sanitize),
     )
 
 
 def erase(uri: str, method: EraseMethod) -> None:
     """Takes everything off the device, whatever it is: nobody is asked here.
 
-    NotSupported: the device has no such method. NotPermitted: it would reach beyond this namespace.
+    NotSupported: the device has no such method. NotPermitted: it would reach beyond this
+    namespace, or another host has it reserved.
     """
     driver.library().hifc_erase(uri.encode(), int(method))
+
+
+def sanitize(uri: str, watch: Callable[[SanitizeStatus], None]) -> None:
+    """Sanitizes the drive, all of it, or waits for a sanitize that runs already.
+
+    watch is called about once a second; what it raises ends the waiting and is raised here, while
+    the drive goes on. DeviceError: it failed. NotSupported, NotPermitted: as for erase.
+    """
+    raised: list[BaseException] = []
+
+    def call(status: Any, _argument: Any) -> int:
+        try:
+            watch(_sanitize_status(status.contents))
+        except BaseException as error:  # noqa: BLE001 - an interrupt, too: C cannot hand it on
+            raised.append(error)
+        return len(raised)
+
+    try:
+        driver.library().hifc_sanitize(uri.encode(), driver.SANITIZE_WATCH(call), None)
+    except HiFCError:
+        if raised:
+            raise raised[0] from None
+        raise
+
+
+def _sanitize_status(raw: Any) -> SanitizeStatus:
+    return SanitizeStatus(
+        state=SanitizeState(raw.state),
+        action=_ACTIONS.get(raw.action, ""),
+        progress=raw.progress / 65536,
+        estimate_s=None if raw.estimate_s == _NO_ESTIMATE else raw.estimate_s,
+    )
 
 
 def _hex(field: Any) -> str:

@@ -314,6 +314,18 @@ class Replay(Structure):
     ]
 
 
+class SanitizeStatus(Structure):
+    """struct hifc_sanitize_status."""
+
+    _fields_ = [
+        ("state", c_uint32),
+        ("action", c_uint32),
+        ("progress", c_uint32),
+        ("restricted", c_uint32),
+        ("estimate_s", c_uint32),
+    ]
+
+
 class DeviceInfo(Structure):
     """struct hifc_device_info."""
 
@@ -331,8 +343,12 @@ class DeviceInfo(Structure):
         ("signature", c_char * 96),
         ("health_problem", c_char * 240),
         ("health", c_uint8 * 512),
+        ("sanitize", SanitizeStatus),
     ]
 
+
+# hifc_sanitize_watch
+SANITIZE_WATCH = ctypes.CFUNCTYPE(c_int, POINTER(SanitizeStatus), c_void_p)
 
 # What hifc_sizeof() must say; a struct that it does not know counts as a mismatch.
 _SIZES: dict[str, int] = {
@@ -350,6 +366,7 @@ _SIZES: dict[str, int] = {
     "hifc_stats": ctypes.sizeof(Stats),
     "hifc_check_result": ctypes.sizeof(CheckResult),
     "hifc_repair_result": ctypes.sizeof(RepairResult),
+    "hifc_sanitize_status": ctypes.sizeof(SanitizeStatus),
     "hifc_device_info": ctypes.sizeof(DeviceInfo),
     "hifc_trace": ctypes.sizeof(Trace),
     "hifc_replay": ctypes.sizeof(Replay),
@@ -427,6 +444,7 @@ _SYMBOLS: dict[str, tuple[Any, tuple[Any, ...], str | None]] = {
     "hifc_policy_scores": (c_int, (_POLICY, c_double, _ARRAY, c_uint32, _ARRAY), "score blocks"),
     "hifc_policy_replay": (c_int, (_POLICY, POINTER(Trace), POINTER(Replay)), "replay a trace"),
     "hifc_belady_replay": (c_int, (c_uint32, POINTER(Trace), POINTER(Replay)), "replay a trace"),
+    "hifc_sanitize": (c_int, (c_char_p, SANITIZE_WATCH, c_void_p), "open"),
 }
 
 

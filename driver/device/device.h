@@ -83,12 +83,13 @@ struct hifc_geometry {
     char model[41], serial[21], firmware[9];
 };
 
-/* An NVMe admin command, on behalf of hifc_device_info and hifc_erase. */
-struct hifc_nvme_admin {
+/* An NVMe command that tells of a drive or erases it, sent as it is. */
+struct hifc_nvme_passthru {
     uint8_t opcode;
     uint8_t sct, sc; /* out */
+    bool io_queue;   /* no admin command: Reservation Report is one of the NVM command set */
     uint32_t nsid;
-    uint32_t cdw10;
+    uint32_t cdw10, cdw11;
     uint32_t timeout_ms;
     uint32_t data_bytes; /* of what the controller returns; 0 or a page at most */
     void *data;
@@ -126,7 +127,7 @@ struct hifc_device_ops {
     int (*event_fd)(struct hifc_qpair *qpair);
     int (*health)(struct hifc_device *device, uint8_t log[512]); /* NULL: has none */
     /* Waits for it: 0, -EIO where the controller refused it. NULL: no NVMe device. */
-    int (*admin)(struct hifc_device *device, struct hifc_nvme_admin *command);
+    int (*passthru)(struct hifc_device *device, struct hifc_nvme_passthru *command);
 };
 
 struct hifc_qpair {

@@ -207,42 +207,43 @@ static void file_close(struct hifc_device *base)
     free(device);
 }
 
-/* The kernel's own NVMe driver passes admin commands on, for those who may. */
-static int file_admin(struct hifc_device *base, struct hifc_nvme_admin *admin)
+/* The kernel's own NVMe driver passes commands on, for those who may. */
+static int file_passthru(struct hifc_device *base, struct hifc_nvme_passthru *ours)
 {
     struct hifc_file_device *device = (struct hifc_file_device *)base;
-    struct nvme_admin_cmd command = {.opcode = admin->opcode, .nsid = admin->nsid,
-                                     .addr = (uintptr_t)admin->data, .data_len = admin->data_bytes,
-                                     .cdw10 = admin->cdw10, .timeout_ms = admin->timeout_ms};
-    int rc = base->geometry.nsid ? ioctl(device->fd, NVME_IOCTL_ADMIN_CMD, &command) : -1;
+    struct nvme_passthru_cmd command = {.opcode = ours->opcode, .nsid = ours->nsid,
+                                        .addr = (uintptr_t)ours->data,
+                                        .data_len = ours->data_bytes, .cdw10 = ours->cdw10,
+                                        .cdw11 = ours->cdw11, .timeout_ms = ours->timeout_ms};
+    if (base->geometry.nsid == 0) {
+        return hifc_fail(-ENOTSUP, "%.200s: it is no NVMe drive", base->uri);
+    }
+    int rc = ioctl(device->fd, ours->io_queue ? NVME_IOCTL_IO_CMD : NVME_IOCTL_ADMIN_CMD, &command);
     if (rc == 0) {
         return 0;
     }
     if (rc > 0) {
-        admin->sct = rc >> 8 & 7;
-        admin->sc = rc & 0xff;
-        return hifc_fail(-EIO, "%.200s: the drive refused admin command %#x: %s", base->uri,
-                         admin->opcode, hifc_nvme_status_text(admin->sct, admin->sc));
-    }
-    if (base->geometry.nsid == 0) {
-        return hifc_fail(-ENOTSUP, "%.200s: it is no NVMe drive", base->uri);
+        ours->sct = rc >> 8 & 7;
+        ours->sc = rc & 0xff;
+        return hifc_fail(-EIO, "%.200s: the drive refused command %#x: %s", base->uri, ours->opcode,
+                         hifc_nvme_status_text(ours->sct, ours->sc));
     }
     if (errno == EACCES || errno == EPERM) {
-        return hifc_fail(-EACCES, "%.200s: not permitted to send admin commands; run as root, or "
-                         "with CAP_SYS_ADMIN", base->uri);
+        return hifc_fail(-EACCES, "%.200s: not permitted to send NVMe commands; run as root, or with "
+                         "CAP_SYS_ADMIN", base->uri);
     }
-    return hifc_fail(-errno, "%.200s: admin command %#x: %m", base->uri, admin->opcode);
+    return hifc_fail(-errno, "%.200s: NVMe command %#x: %m", base->uri, ours->opcode);
 }
 
 static int file_health(struct hifc_device *base, uint8_t log[512])
 {
-    struct hifc_nvme_admin command = {.opcode = NVME_GET_LOG_PAGE, .nsid = NVME_NSID_ALL,
-                                      .cdw10 = (512 / 4 - 1) << 16 | NVME_LOG_SMART, .data = log,
-                                      .data_bytes = 512};
+    struct hifc_nvme_passthru command = {.opcode = NVME_GET_LOG_PAGE, .nsid = NVME_NSID_ALL,
+                                         .cdw10 = (512 / 4 - 1) << 16 | NVME_LOG_SMART,
+                                         .data = log, .data_bytes = 512};
     if (base->geometry.nsid == 0) {
         return hifc_fail(-ENOTSUP, "%.200s: no health log, for it is no NVMe drive", base->uri);
     }
-    return file_admin(base, &command);
+    return file_passthru(base, &command);
 }
 
 /* What the block layer answers, turned back into the NVMe status that it came from where there is
@@ -283,7 +284,7 @@ const struct hifc_device_ops hifc_device_file = {
     .open = file_open,
     .close = file_close,
     .health = file_health,
-    .admin = file_admin,
+    .passthru = file_passthru,
     .register_memory = hifc_uring_register,
     .unregister_memory = hifc_uring_unregister,
     .qpair_open = hifc_uring_open,
@@ -298,7 +299,7 @@ static const struct hifc_device_ops psync_ops = {
     .open = file_open,
     .close = file_close,
     .health = file_health,
-    .admin = file_admin,
+    .passthru = file_passthru,
     .qpair_open = hifc_psync_open,
     .qpair_close = hifc_psync_close,
     .submit = hifc_psync_submit,

@@ -103,7 +103,7 @@ static int spdk_open(const struct hifc_uri *uri, unsigned flags, struct hifc_dev
     .open = spdk_open, .close = spdk_close, .register_memory = hifc_spdk_register,           \
     .unregister_memory = hifc_spdk_unregister, .qpair_open = hifc_spdk_qpair_open,           \
     .qpair_close = hifc_spdk_qpair_close, .submit = hifc_spdk_submit, .poll = hifc_spdk_poll, \
-    .event_fd = hifc_spdk_event_fd, .health = hifc_spdk_health, .admin = hifc_spdk_admin
+    .event_fd = hifc_spdk_event_fd, .health = hifc_spdk_health, .passthru = hifc_spdk_passthru
 
 const struct hifc_device_ops hifc_device_spdk_pcie = {.scheme = "spdk", SPDK_OPS};
 const struct hifc_device_ops hifc_device_spdk_tcp = {.scheme = "spdk+tcp", SPDK_OPS};

@@ -101,7 +101,7 @@ bool hifc_spdk_is_leaving(const struct hifc_spdk_device *device);
 /* Whether the controller answers; one that does not is failed. */
 int hifc_spdk_ping(struct hifc_spdk_device *device);
 int hifc_spdk_health(struct hifc_device *device, uint8_t log[512]);
-int hifc_spdk_admin(struct hifc_device *device, struct hifc_nvme_admin *admin);
+int hifc_spdk_passthru(struct hifc_device *device, struct hifc_nvme_passthru *admin);
 
 /* ---- spdk_controller.c ---- */
 int hifc_spdk_connect(struct hifc_spdk_device *device);

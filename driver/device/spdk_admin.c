@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * spdk_admin.c - admin commands with a bound.
+ * spdk_admin.c - admin commands with a bound, and the few of the NVM command set that are no I/O.
  *
  * SPDK's own synchronous ones wait for ever if the controller stops answering. These are sent by
  * the caller, who polls the admin queue beside the watching thread until the answer is there or
@@ -19,6 +19,7 @@
 #define ADMIN_TIMEOUT_MS 5000
 #define ADMIN_NAP_NS 20000
 #define HEALTH_LOG_BYTES 512u
+#define PASSTHRU_ENTRIES 16u /* of the queue pair of one command */
 
 static int64_t now_ms(void)
 {
@@ -65,14 +66,16 @@ static struct admin_command *new_command(uint32_t data_bytes)
     return command;
 }
 
-/* 0 when an answer came, be it an error of the command; the command is then the caller's. */
-static int wait_command_for(struct spdk_nvme_ctrlr *ctrlr, struct admin_command *command,
-                            uint32_t timeout_ms)
+/* 0 when an answer came, be it an error of the command; the command is then the caller's. io_queue:
+ * where it was sent, NULL for the admin queue. */
+static int wait_command_for(struct spdk_nvme_ctrlr *ctrlr, struct spdk_nvme_qpair *io_queue,
+                            struct admin_command *command, uint32_t timeout_ms)
 {
     int64_t end_ms = now_ms() + timeout_ms;
     int rc = 0;
     while (atomic_load(&command->state) == WAITING && rc >= 0 && now_ms() < end_ms) {
-        rc = spdk_nvme_ctrlr_process_admin_completions(ctrlr);
+        rc = io_queue ? spdk_nvme_qpair_process_completions(io_queue, 0)
+                      : spdk_nvme_ctrlr_process_admin_completions(ctrlr);
         if (rc == 0) {
             nanosleep(&(struct timespec){.tv_nsec = ADMIN_NAP_NS}, NULL);
         }
@@ -91,7 +94,7 @@ static int wait_command_for(struct spdk_nvme_ctrlr *ctrlr, struct admin_command 
 
 static int wait_command(struct spdk_nvme_ctrlr *ctrlr, struct admin_command *command)
 {
-    return wait_command_for(ctrlr, command, ADMIN_TIMEOUT_MS);
+    return wait_command_for(ctrlr, NULL, command, ADMIN_TIMEOUT_MS);
 }
 
 int hifc_spdk_ping(struct hifc_spdk_device *device)
@@ -156,40 +159,59 @@ int hifc_spdk_health(struct hifc_device *base, uint8_t log[512])
     return rc;
 }
 
-int hifc_spdk_admin(struct hifc_device *base, struct hifc_nvme_admin *admin)
+/* Sends it and waits; an error of the command is in *command, which is then the caller's. */
+static int send_passthru(struct hifc_spdk_device *device, const struct hifc_nvme_passthru *ours,
+                         struct spdk_nvme_qpair *io_queue, struct admin_command *command)
 {
-    struct hifc_spdk_device *device = (struct hifc_spdk_device *)base;
     const char *where = device->target.where;
-    uint32_t timeout_ms = admin->timeout_ms ? admin->timeout_ms : ADMIN_TIMEOUT_MS;
-    if (hifc_forked_since(base->fork_generation)) {
-        return hifc_fail(-EPERM, "%s: it belongs to the parent of this process", where);
-    }
-    struct admin_command *command = new_command(admin->data_bytes);
-    if (!command) {
-        return hifc_fail(-ENOMEM, "%s: no huge page for an admin command", where);
-    }
-    struct spdk_nvme_cmd raw = {.opc = admin->opcode, .nsid = admin->nsid, .cdw10 = admin->cdw10};
-    int rc = spdk_nvme_ctrlr_cmd_admin_raw(device->ctrlr, &raw, command->data, admin->data_bytes,
-                                           command_done, command);
+    uint32_t timeout_ms = ours->timeout_ms ? ours->timeout_ms : ADMIN_TIMEOUT_MS;
+    struct spdk_nvme_cmd raw = {.opc = ours->opcode, .nsid = ours->nsid, .cdw10 = ours->cdw10,
+                                .cdw11 = ours->cdw11};
+    int rc = io_queue ? spdk_nvme_ctrlr_cmd_io_raw(device->ctrlr, io_queue, &raw, command->data,
+                                                   ours->data_bytes, command_done, command)
+                      : spdk_nvme_ctrlr_cmd_admin_raw(device->ctrlr, &raw, command->data,
+                                                      ours->data_bytes, command_done, command);
     if (rc) {
         free_command(command);
         return hifc_fail(-ENODEV, "%s: the controller is gone; check the drive or target, then "
                          "open it again", where);
     }
-    rc = wait_command_for(device->ctrlr, command, timeout_ms);
-    if (rc) {
-        return hifc_fail(rc, "%s: no answer to admin command %#x within %u ms", where,
-                         admin->opcode, timeout_ms);
+    rc = wait_command_for(device->ctrlr, io_queue, command, timeout_ms);
+    return rc == 0 ? 0
+                   : hifc_fail(rc, "%s: no answer to NVMe command %#x within %u ms", where,
+                               ours->opcode, timeout_ms);
+}
+
+int hifc_spdk_passthru(struct hifc_device *base, struct hifc_nvme_passthru *ours)
+{
+    struct hifc_spdk_device *device = (struct hifc_spdk_device *)base;
+    const char *where = device->target.where;
+    struct spdk_nvme_qpair *io_queue = NULL;
+    uint32_t entries;
+    if (hifc_forked_since(base->fork_generation)) {
+        return hifc_fail(-EPERM, "%s: it belongs to the parent of this process", where);
     }
-    admin->sct = command->sct;
-    admin->sc = command->sc;
-    if (admin->sct || admin->sc) {
-        rc = hifc_fail(-EIO, "%s: admin command %#x: %s (status code type %#x, status code %#x)",
-                       where, admin->opcode, hifc_nvme_status_text(admin->sct, admin->sc),
-                       admin->sct, admin->sc);
-    } else if (admin->data_bytes) {
-        memcpy(admin->data, command->data, admin->data_bytes);
+    int rc = ours->io_queue ? hifc_spdk_qpair_alloc(device, PASSTHRU_ENTRIES, &io_queue, &entries)
+                            : 0;
+    struct admin_command *command = rc ? NULL : new_command(ours->data_bytes);
+    if (!rc && !command) {
+        rc = hifc_fail(-ENOMEM, "%s: no huge page for an NVMe command", where);
     }
-    free_command(command);
+    rc = rc ? rc : send_passthru(device, ours, io_queue, command);
+    if (!rc) {
+        ours->sct = command->sct;
+        ours->sc = command->sc;
+        if (ours->sct || ours->sc) {
+            rc = hifc_fail(-EIO, "%s: NVMe command %#x: %s (status code type %#x, status code %#x)",
+                           where, ours->opcode, hifc_nvme_status_text(ours->sct, ours->sc),
+                           ours->sct, ours->sc);
+        } else if (ours->data_bytes) {
+            memcpy(ours->data, command->data, ours->data_bytes);
+        }
+        free_command(command);
+    }
+    if (io_queue) {
+        hifc_spdk_qpair_free(device, io_queue); /* one that was given up completes here */
+    }
     return rc;
 }

@@ -180,47 +180,7 @@ HIFC_API int hifc_close(struct hifc_ns *ns);
 
 /* ---- the device below ------------------------------------------------------------------------ */
 
-enum hifc_info_flag {
-    HIFC_INFO_NVME = 0x1,          /* nsid and all below it are from Identify */
-    HIFC_INFO_DEALLOCATE = 0x2,    /* understands deallocate */
-    HIFC_INFO_WRITE_CACHE = 0x4,   /* volatile */
-    HIFC_INFO_HEALTH = 0x8,        /* health holds the log page, else health_problem says why not */
-    HIFC_INFO_UNREADABLE = 0x10,   /* signature is not known: it could not be read */
-    HIFC_INFO_WHOLE = 0x20,        /* the device is the whole NVMe namespace, no part of it */
-    HIFC_INFO_SHARED = 0x40,       /* other controllers may reach the namespace (NMIC) */
-    HIFC_INFO_FORMAT = 0x80,       /* Format NVM (OACS) */
-    HIFC_INFO_FORMAT_ALL = 0x100,  /* it, or its secure erase, reaches all namespaces (FNA) */
-    HIFC_INFO_CRYPTO_ERASE = 0x200 /* as part of Format NVM (FNA) */
-};
-
-struct hifc_device_info {
-    uint64_t size_bytes;
-    uint32_t lba_bytes;
-    uint32_t flags;      /* enum hifc_info_flag */
-    uint32_t nsid;       /* 0: no NVMe namespace */
-    uint32_t namespaces; /* active ones of the whole drive */
-    uint8_t eui64[8];    /* zero: none */
-    uint8_t nguid[16];
-    char model[48], serial[24], firmware[16];
-    char signature[96]; /* what stands on it, a HiFC namespace included; "" if nothing is known */
-    char health_problem[240];
-    uint8_t health[512]; /* SMART / health log page */
-};
-
-/* What the device says of itself, whatever is on it. Changes nothing. -EBUSY: a process owns it. */
-HIFC_API int hifc_device_info(const char *uri, struct hifc_device_info *out);
-
-enum hifc_erase_method {
-    HIFC_ERASE_DEALLOCATE = 1, /* the drive is told that nothing is needed; cells may keep it */
-    HIFC_ERASE_OVERWRITE = 2,  /* zeros everywhere; spare cells may keep it */
-    HIFC_ERASE_FORMAT = 3,     /* Format NVM with user data erase */
-    HIFC_ERASE_CRYPTO = 4      /* Format NVM with cryptographic erase */
-};
-
-/* Takes everything off the device, whatever it is: nobody is asked here. Afterwards no signature can
- * be read at its ends, where deallocate and overwrite put zeros first. Format NVM is refused (-EPERM)
- * where it would reach beyond the one namespace. */
-HIFC_API int hifc_erase(const char *uri, uint32_t method);
+#include "hifc_device.h"
 
 /* ---- memory --------------------------------------------------------------------------------- */
 

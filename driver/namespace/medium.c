@@ -3,10 +3,9 @@
  * medium.c - what is done to a device as a whole, whatever stands on it: lay a namespace, look at it,
  * erase it.
  *
- * Each call opens the device, which takes its lock, and closes it again. Identify pages are parsed
- * here, by the byte offsets of the NVM Express specifications, so that a drive says the same of
- * itself through SPDK and through the kernel. Any thread; blocks. A crash during erase leaves the
- * device erased in part: signatures go first.
+ * Each call opens the device, which takes its lock, and closes it again. Any thread; blocks. A crash
+ * during erase leaves the device erased in part, signatures first; one during sanitize leaves the
+ * drive at it.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,16 +13,12 @@
 
 #include "engine/engine.h"
 #include "error.h"
+#include "namespace/drive.h"
 #include "namespace/layout.h"
 
-#define OPCODE_IDENTIFY 0x06
-#define OPCODE_FORMAT_NVM 0x80
-#define CNS_NAMESPACE 0u
-#define CNS_CONTROLLER 1u
-#define CNS_ACTIVE_LIST 2u
-#define ADMIN_TIMEOUT_MS 5000u
-#define FORMAT_TIMEOUT_MS 3600000u /* with user data erase a large drive takes its time */
-#define EDGE_BYTES (1u << 20)      /* at either end: all known signatures stand within */
+#define SANITIZE_POLL_MS 1000u
+#define SANITIZE_WAIT_MS (4ull * 3600 * 1000) /* block erase takes minutes, and large drives hours */
+#define EDGE_BYTES (1u << 20) /* at either end: all known signatures stand within */
 
 struct rig {
     struct hifc_device *device;
@@ -68,83 +63,13 @@ HIFC_API int hifc_format(const char *uri, const struct hifc_format_opts *opts)
     struct rig rig;
     struct hifc_format_opts none = {0};
     int error = rig_open(&rig, uri, opts && opts->check_only ? 0 : HIFC_DEVICE_CREATE);
-    error = error ? error : hifc_format_device(rig.io, opts ? opts : &none);
+    error = error ? error
+                  : hifc_sanitize_explain(rig.device,
+                                          hifc_format_device(rig.io, opts ? opts : &none));
     return rig_close(&rig, error);
 }
 
-/* ---- identify -------------------------------------------------------------------------------- */
-
-struct identify {
-    uint8_t *controller, *space, *list; /* a page each */
-    uint8_t pages[3 * HIFC_PAGE_BYTES];
-};
-
-static uint64_t load(const uint8_t *page, unsigned offset, unsigned bytes)
-{
-    uint64_t value = 0;
-    memcpy(&value, page + offset, bytes); /* x86: little-endian as the pages are */
-    return value;
-}
-
-static int identify_page(struct hifc_device *device, uint32_t cns, uint32_t nsid, uint8_t *page)
-{
-    struct hifc_nvme_admin command = {.opcode = OPCODE_IDENTIFY, .nsid = nsid, .cdw10 = cns,
-                                      .timeout_ms = ADMIN_TIMEOUT_MS, .data = page,
-                                      .data_bytes = HIFC_PAGE_BYTES};
-    return device->ops->admin(device, &command);
-}
-
-/* -ENOTSUP where the device is no NVMe namespace. */
-static int identify(struct hifc_device *device, struct identify *out)
-{
-    uint32_t nsid = device->geometry.nsid;
-    if (!device->ops->admin || nsid == 0) {
-        return hifc_fail(-ENOTSUP, "%s is no NVMe namespace", device->uri);
-    }
-    memset(out, 0, sizeof *out);
-    out->controller = out->pages;
-    out->space = out->pages + HIFC_PAGE_BYTES;
-    out->list = out->pages + 2 * HIFC_PAGE_BYTES;
-    int error = identify_page(device, CNS_CONTROLLER, 0, out->controller);
-    error = error ? error : identify_page(device, CNS_NAMESPACE, nsid, out->space);
-    if (!error && identify_page(device, CNS_ACTIVE_LIST, 0, out->list) != 0) {
-        /* Before NVMe 1.1: as many as Identify Controller says there can be. */
-        uint64_t count = load(out->controller, 516, 4);
-        for (uint32_t i = 0; i < count && i < HIFC_PAGE_BYTES / 4; i++) {
-            out->list[4 * i] = 1;
-        }
-    }
-    return error;
-}
-
-static uint32_t active_namespaces(const struct identify *id)
-{
-    uint32_t count = 0;
-    while (count < HIFC_PAGE_BYTES / 4 && load(id->list, 4 * count, 4) != 0) {
-        count++;
-    }
-    return count;
-}
-
-static void fill_nvme(const struct hifc_device *device, const struct identify *id,
-                      struct hifc_device_info *out)
-{
-    uint8_t fna = id->controller[524];
-    uint32_t format = (id->space[26] & 15u) | (id->space[26] >> 5 & 3u) << 4;
-    uint32_t lba_shift = id->space[128 + 4 * format + 2];
-    bool formats = load(id->controller, 256, 2) & 2;
-    bool shared = (id->space[30] & 1) || (id->controller[76] & 2);
-    out->nsid = device->geometry.nsid;
-    out->namespaces = active_namespaces(id);
-    memcpy(out->nguid, id->space + 104, sizeof out->nguid);
-    memcpy(out->eui64, id->space + 120, sizeof out->eui64);
-    out->flags |= HIFC_INFO_NVME | (formats ? HIFC_INFO_FORMAT : 0) |
-                  (formats && fna & 4 ? HIFC_INFO_CRYPTO_ERASE : 0) |
-                  (fna & 3 ? HIFC_INFO_FORMAT_ALL : 0) | (shared ? HIFC_INFO_SHARED : 0);
-    if (lba_shift < 32 && load(id->space, 0, 8) << lba_shift == device->geometry.size_bytes) {
-        out->flags |= HIFC_INFO_WHOLE;
-    }
-}
+/* ---- info -------------------------------------------------------------------------------------- */
 
 static void fill_geometry(const struct hifc_device *device, struct hifc_device_info *out)
 {
@@ -172,7 +97,6 @@ static void fill_health(struct hifc_device *device, struct hifc_device_info *out
 HIFC_API int hifc_device_info(const char *uri, struct hifc_device_info *out)
 {
     struct rig rig;
-    struct identify id;
     if (!out) {
         return hifc_fail(-EINVAL, "no room for the answer was given");
     }
@@ -182,9 +106,7 @@ HIFC_API int hifc_device_info(const char *uri, struct hifc_device_info *out)
         int unreadable = 0;
         fill_geometry(rig.device, out);
         fill_health(rig.device, out);
-        if (identify(rig.device, &id) == 0) {
-            fill_nvme(rig.device, &id, out);
-        }
+        (void)hifc_drive_describe(rig.device, out); /* without HIFC_INFO_NVME: it is none */
         const char *found = hifc_signature(rig.io, &unreadable);
         snprintf(out->signature, sizeof out->signature, "%s", found ? found : "");
         out->flags |= unreadable ? HIFC_INFO_UNREADABLE : 0;
@@ -218,42 +140,21 @@ static int zero_ends(struct rig *rig, uint64_t size)
     return error ? error : hifc_blockio_flush(rig->io);
 }
 
-static int format_nvm(struct rig *rig, uint32_t secure_erase)
+static int nothing_left(struct rig *rig)
 {
-    struct hifc_device_info info = {0};
-    struct identify id;
-    int error = identify(rig->device, &id);
-    if (error) {
-        return error;
-    }
-    fill_geometry(rig->device, &info);
-    fill_nvme(rig->device, &id, &info);
-    if (!(info.flags & HIFC_INFO_FORMAT) ||
-        (secure_erase == 2 && !(info.flags & HIFC_INFO_CRYPTO_ERASE))) {
-        return hifc_fail(-ENOTSUP, "%s: the drive has no Format NVM%s; deallocate or overwrite it",
-                         rig->device->uri, secure_erase == 2 ? " with cryptographic erase" : "");
-    }
-    if (!(info.flags & HIFC_INFO_WHOLE) || info.flags & HIFC_INFO_SHARED ||
-        (info.flags & HIFC_INFO_FORMAT_ALL && info.namespaces != 1)) {
-        return hifc_fail(-EPERM, "%s: Format NVM would reach beyond it: %s; deallocate or overwrite "
-                         "it", rig->device->uri,
-                         !(info.flags & HIFC_INFO_WHOLE) ? "this is a part of the NVMe namespace"
-                         : info.flags & HIFC_INFO_SHARED ? "other controllers share the namespace"
-                                                         : "it erases all namespaces of the drive");
-    }
-    /* The format that it has: FLBAS and DPS of Identify Namespace, in the places of dword 10. */
-    uint32_t flbas = id.space[26], dps = id.space[29];
-    struct hifc_nvme_admin command = {.opcode = OPCODE_FORMAT_NVM, .nsid = info.nsid,
-                                      .cdw10 = (flbas & 0x1f) | (dps & 7) << 5 | (dps >> 3 & 1) << 8 |
-                                               secure_erase << 9 | (flbas >> 5 & 3) << 12,
-                                      .timeout_ms = FORMAT_TIMEOUT_MS};
-    return rig->device->ops->admin(rig->device, &command);
+    int unreadable = 0;
+    int error = hifc_blockio_flush(rig->io);
+    const char *left = error ? NULL : hifc_signature(rig->io, &unreadable);
+    return error ? error
+           : left ? hifc_fail(-EIO, "%s: %s can still be read after the erase: the device loses "
+                              "writes", rig->device->uri, left)
+                  : unreadable;
 }
 
 static int erase(struct rig *rig, uint32_t method)
 {
     uint64_t size = rig->device->geometry.size_bytes / HIFC_PAGE_BYTES * HIFC_PAGE_BYTES;
-    int error = 0, unreadable = 0;
+    int error = 0;
     switch (method) {
     case HIFC_ERASE_DEALLOCATE:
         if (!rig->device->geometry.deallocate) {
@@ -269,23 +170,29 @@ static int erase(struct rig *rig, uint32_t method)
         break;
     case HIFC_ERASE_FORMAT:
     case HIFC_ERASE_CRYPTO:
-        error = format_nvm(rig, method == HIFC_ERASE_CRYPTO ? 2 : 1);
+        error = hifc_drive_format(rig->device, method == HIFC_ERASE_CRYPTO);
         break;
     default:
         return hifc_fail(-EINVAL, "%u is no method to erase", method);
     }
-    error = error ? error : hifc_blockio_flush(rig->io);
-    const char *left = error ? NULL : hifc_signature(rig->io, &unreadable);
-    return error ? error
-           : left ? hifc_fail(-EIO, "%s: %s can still be read after the erase: the device loses "
-                              "writes", rig->device->uri, left)
-                  : unreadable;
+    return error ? error : nothing_left(rig);
 }
 
 HIFC_API int hifc_erase(const char *uri, uint32_t method)
 {
     struct rig rig;
     int error = rig_open(&rig, uri, 0);
-    error = error ? error : erase(&rig, method);
+    error = error ? error : hifc_sanitize_explain(rig.device, erase(&rig, method));
+    return rig_close(&rig, error);
+}
+
+HIFC_API int hifc_sanitize(const char *uri, hifc_sanitize_watch watch, void *argument)
+{
+    struct rig rig;
+    int error = rig_open(&rig, uri, 0);
+    error = error ? error
+                  : hifc_sanitize_device(rig.device, watch, argument, SANITIZE_POLL_MS,
+                                         SANITIZE_WAIT_MS);
+    error = error ? error : nothing_left(&rig);
     return rig_close(&rig, error);
 }

@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "namespace/drive.h"
 #include "namespace/owner.h"
 #include "namespace/prefetch.h"
 
@@ -410,6 +411,7 @@ HIFC_API int hifc_open(const char *uri, const struct hifc_open_opts *opts, struc
     error = error ? error : open_owner(ns);
     if (error) {
         struct hifc_error kept;
+        error = hifc_sanitize_explain(ns->device, error);
         hifc_error_copy(&kept);
         ns_janitor_stop(ns);
         destroy(ns);

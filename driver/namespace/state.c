@@ -204,9 +204,9 @@ HIFC_API size_t hifc_sizeof(const char *name)
     } sizes[] = {SIZE_OF(key),         SIZE_OF(req),   SIZE_OF(error),       SIZE_OF(format_opts),
                  SIZE_OF(open_opts),   SIZE_OF(entry), SIZE_OF(ticket_info), SIZE_OF(event),
                  SIZE_OF(stats),       SIZE_OF(check_result),
-                 SIZE_OF(repair_result), SIZE_OF(device_info), SIZE_OF(descriptor),
-                 SIZE_OF(ring_header),   SIZE_OF(ring_opts), SIZE_OF(trace),
-                 SIZE_OF(replay)};
+                 SIZE_OF(repair_result), SIZE_OF(sanitize_status), SIZE_OF(device_info),
+                 SIZE_OF(descriptor),  SIZE_OF(ring_header), SIZE_OF(ring_opts),
+                 SIZE_OF(trace),       SIZE_OF(replay)};
 #undef SIZE_OF
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (strncmp(name, "hifc_", 5) == 0 ? strcmp(name + 5, sizes[i].name) == 0

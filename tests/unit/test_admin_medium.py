@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pretended_drive import INFO, SIZE
 
 from admin_shell import Shell, code_of
 from hifc import device
-from hifc.device import DeviceInfo, InfoFlag
+from hifc.device import InfoFlag
 from hifc.namespace import Namespace
 from hifc_admin import target
 from hifc_admin.result import Exit, Failure
-
-SIZE = 16 << 20
 
 
 @pytest.fixture
@@ -97,21 +96,6 @@ def test_a_device_in_use_is_not_erased(admin: Shell, uri: str, path: Path) -> No
 # ---- a pretended drive behind SPDK
 
 DRIVE = "spdk://0000:3b:00.0?ns=2"
-INFO = DeviceInfo(
-    size_bytes=SIZE,
-    lba_bytes=4096,
-    flags=InfoFlag.NVME | InfoFlag.WHOLE | InfoFlag.FORMAT | InfoFlag.CRYPTO_ERASE,
-    nsid=2,
-    namespaces=2,
-    eui64="0011223344556677",
-    nguid="",
-    model="a drive",
-    serial="S5GX",
-    firmware="1",
-    signature="a HiFC namespace",
-    health=None,
-    health_problem="",
-)
 
 
 @pytest.fixture
@@ -141,6 +125,8 @@ def test_a_drive_is_confirmed_by_serial_or_eui(admin: Shell, erased: list[tuple[
         (INFO.flags & ~InfoFlag.WHOLE, "a part"),
         (INFO.flags & ~InfoFlag.CRYPTO_ERASE, "no cryptographic erase"),
         (INFO.flags & ~InfoFlag.FORMAT, "no Format NVM"),
+        (INFO.flags | InfoFlag.RESERVED, "reserved"),
+        (INFO.flags | InfoFlag.RESERVED_UNKNOWN, "did not tell"),
         (INFO.flags | InfoFlag.UNREADABLE, "could not be read"),
     ],
 )

@@ -30,16 +30,19 @@ from hifc.errors import (
 )
 
 HEADER = Path(__file__).parents[2] / "driver/include/hifc.h"
+DEVICE_HEADER = HEADER.with_name("hifc_device.h")
 RING_HEADER = HEADER.with_name("hifc_ring.h")
 
 
 def test_every_function_of_the_header_is_in_the_table() -> None:
-    names = set(re.findall(r"HIFC_API[^;]*?\b(hifc_\w+)\(", HEADER.read_text()))
+    names = set(
+        re.findall(r"HIFC_API[^;]*?\b(hifc_\w+)\(", HEADER.read_text() + DEVICE_HEADER.read_text())
+    )
     assert names == set(driver._SYMBOLS)
 
 
 def test_every_struct_of_the_header_is_compared() -> None:
-    text = HEADER.read_text() + RING_HEADER.read_text()
+    text = HEADER.read_text() + DEVICE_HEADER.read_text() + RING_HEADER.read_text()
     structs = set(re.findall(r"^struct (hifc_\w+) \{", text, re.MULTILINE))
     assert structs == set(driver._SIZES)
 

@@ -22,6 +22,11 @@ _CODES: tuple[tuple[type[Exception], str, Exit], ...] = (
     (PermissionError, "not-permitted", Exit.PREREQUISITE),
     (OSError, "system", Exit.FAILED),
 )
+# By NVMe status: the drive fails every read and write.
+_SANITIZE = {
+    (0, 0x1C): ("sanitize-failed", "start another: hifc-admin erase --method sanitize"),
+    (0, 0x1D): ("sanitizing", "wait for it: hifc-admin erase --method sanitize"),
+}
 
 
 def failure_of(error: Exception, subject: str) -> Failure:
@@ -31,6 +36,9 @@ def failure_of(error: Exception, subject: str) -> Failure:
         return Failure(Exit.REFUSED, Problem("occupied", subject, str(error), fix=fix))
     if isinstance(error, errors.HiFCError) and error.code == -errno.ENOENT:
         return Failure(Exit.FAILED, Problem("not-found", subject, str(error)))
+    if isinstance(error, errors.DeviceError) and (error.sct, error.sc) in _SANITIZE:
+        code, fix = _SANITIZE[error.sct, error.sc]
+        return Failure(Exit.FAILED, Problem(code, subject, str(error), fix=fix))
     for kind, code, exit_code in _CODES:
         if isinstance(error, kind):
             return Failure(exit_code, Problem(code, subject, str(error), fix=_fix(error, subject)))

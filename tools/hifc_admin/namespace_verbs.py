@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hifc import device, driver
-from hifc.device import DeviceInfo
+from hifc.device import DeviceInfo, SanitizeState
 from hifc.namespace import Entry, Namespace
 from hifc_admin import scan, text
 from hifc_admin.medium_verbs import size
@@ -79,7 +79,8 @@ def info(arguments: argparse.Namespace) -> Result:
 def _describe(found: DeviceInfo) -> dict[str, Any]:
     names = ("model", "serial", "firmware", "nsid", "eui64", "nguid", "size_bytes", "lba_bytes")
     return {name: getattr(found, name) for name in names} | {
-        "flags": [flag.name.lower() for flag in found.flags if flag.name]
+        "flags": [flag.name.lower() for flag in found.flags if flag.name],
+        "sanitized": found.sanitize.action if found.sanitize.state is SanitizeState.DONE else "",
     }
 
 

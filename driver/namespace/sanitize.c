@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * sanitize.c - NVMe Sanitize: starting it, waiting for it, and saying that one runs or has failed.
+ *
+ * It is the drive's, not a command's: the command ends at once, and the drive goes on through resets
+ * and losses of power, failing every read and write until it has ended. So a killed process leaves a
+ * drive that the next one finds busy, and may wait for. A failed one keeps the drive closed until
+ * another succeeds; it is started so that nvme sanitize --sanact=exit-failure may open the drive
+ * again with what was not erased (AUSE). Offsets are those of the NVM Express Base Specification.
+ * Any thread; blocks.
+ */
+#define _GNU_SOURCE
+#include <string.h>
+#include <time.h>
+
+#include "device/command.h"
+#include "error.h"
+#include "namespace/drive.h"
+
+#define OPCODE_GET_LOG_PAGE 0x02
+#define OPCODE_SANITIZE 0x84
+#define NSID_ALL 0xffffffffu
+#define LOG_SANITIZE_STATUS 0x81u
+#define LOG_BYTES 512u
+#define SC_SANITIZE_FAILED 0x1c
+#define SC_SANITIZE_IN_PROGRESS 0x1d
+#define START_TIMEOUT_MS 60000u
+#define ALLOW_UNRESTRICTED_EXIT 8u
+enum { ACTION_BLOCK_ERASE = 2, ACTION_OVERWRITE = 3, ACTION_CRYPTO_ERASE = 4 };
+
+static uint32_t load(const uint8_t *log, unsigned offset, unsigned bytes)
+{
+    uint32_t value = 0;
+    memcpy(&value, log + offset, bytes); /* x86: little-endian as the page is */
+    return value;
+}
+
+int hifc_sanitize_read(struct hifc_device *device, struct hifc_sanitize_status *out)
+{
+    /* SSTAT; 4 is a success after which blocks were deallocated though that was not asked for. */
+    static const uint8_t states[] = {HIFC_SANITIZE_NONE, HIFC_SANITIZE_DONE, HIFC_SANITIZE_RUNNING,
+                                     HIFC_SANITIZE_FAILED, HIFC_SANITIZE_DONE};
+    uint8_t log[LOG_BYTES] = {0};
+    struct hifc_nvme_passthru command = {.opcode = OPCODE_GET_LOG_PAGE, .nsid = NSID_ALL,
+                                         .cdw10 = (LOG_BYTES / 4 - 1) << 16 | LOG_SANITIZE_STATUS,
+                                         .timeout_ms = HIFC_DRIVE_TIMEOUT_MS, .data = log,
+                                         .data_bytes = LOG_BYTES};
+    int error = device->ops->passthru(device, &command);
+    if (error) {
+        return error;
+    }
+    uint32_t status = load(log, 2, 2) & 7;
+    uint32_t action = load(log, 4, 4) & 7;
+    *out = (struct hifc_sanitize_status){
+        .state = status < sizeof states ? states[status] : HIFC_SANITIZE_UNKNOWN,
+        .action = action,
+        .progress = load(log, 0, 2),
+        .restricted = status != 0 && !(load(log, 4, 4) & ALLOW_UNRESTRICTED_EXIT),
+        .estimate_s = action == ACTION_BLOCK_ERASE    ? load(log, 12, 4)
+                      : action == ACTION_CRYPTO_ERASE ? load(log, 16, 4)
+                      : action == ACTION_OVERWRITE    ? load(log, 8, 4)
+                                                      : UINT32_MAX,
+    };
+    return 0;
+}
+
+int hifc_sanitize_explain(struct hifc_device *device, int error)
+{
+    struct hifc_error kept;
+    struct hifc_sanitize_status now;
+    if (error != -EIO || !device || !device->ops->passthru || !device->geometry.nsid) {
+        return error;
+    }
+    hifc_error_copy(&kept);
+    if (hifc_sanitize_read(device, &now) == 0 && (now.state == HIFC_SANITIZE_RUNNING ||
+                                                  now.state == HIFC_SANITIZE_FAILED)) {
+        uint8_t sc = now.state == HIFC_SANITIZE_RUNNING ? SC_SANITIZE_IN_PROGRESS
+                                                        : SC_SANITIZE_FAILED;
+        uint8_t opcode = kept.lba_bytes ? kept.opcode : OPCODE_SANITIZE;
+        return hifc_fail_command(error, HIFC_SCT_GENERIC, sc, opcode, kept.lba, kept.nlb,
+                                 kept.lba_bytes, device->uri);
+    }
+    hifc_error_adopt(&kept);
+    return error;
+}
+
+/* ---- starting -------------------------------------------------------------------------------- */
+
+static int start(struct hifc_device *device, const struct hifc_device_info *info, uint32_t *action)
+{
+    bool blocks = info->flags & HIFC_INFO_SANITIZE_BLOCK;
+    if (!blocks && !(info->flags & HIFC_INFO_SANITIZE_CRYPTO)) {
+        return hifc_fail(-ENOTSUP, "%s: the drive has no NVMe Sanitize with block or cryptographic "
+                         "erase", device->uri);
+    }
+    if (info->sanitize.state == HIFC_SANITIZE_UNKNOWN) {
+        return hifc_fail(-EPERM, "%s: sanitize is refused: the drive does not tell whether one runs "
+                         "(Sanitize Status log page)", device->uri);
+    }
+    const char *beyond = hifc_drive_reaches(info, true);
+    if (beyond) {
+        return hifc_fail(-EPERM, "%s: sanitize is refused: %s", device->uri, beyond);
+    }
+    *action = blocks ? ACTION_BLOCK_ERASE : ACTION_CRYPTO_ERASE;
+    /* After a restricted one that failed, the drive takes only another restricted one. */
+    bool restricted = info->sanitize.state == HIFC_SANITIZE_FAILED && info->sanitize.restricted;
+    struct hifc_nvme_passthru command = {.opcode = OPCODE_SANITIZE,
+                                         .cdw10 = *action |
+                                                  (restricted ? 0 : ALLOW_UNRESTRICTED_EXIT),
+                                         .timeout_ms = START_TIMEOUT_MS};
+    return device->ops->passthru(device, &command);
+}
+
+/* ---- waiting --------------------------------------------------------------------------------- */
+
+static uint64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+static int wait_until_over(struct hifc_device *device, struct hifc_sanitize_status *status,
+                           hifc_sanitize_watch watch, void *argument, uint32_t poll_ms,
+                           uint64_t wait_ms)
+{
+    uint64_t end_ms = now_ms() + wait_ms;
+    int error = hifc_sanitize_read(device, status);
+    while (!error && status->state == HIFC_SANITIZE_RUNNING) {
+        unsigned percent = status->progress * 100 / 65536;
+        if (watch && watch(status, argument) != 0) {
+            return hifc_fail(-ECANCELED, "%s: no longer waited for; the drive goes on with its "
+                             "sanitize (%u %% done)", device->uri, percent);
+        }
+        if (now_ms() >= end_ms) {
+            return hifc_fail(-ETIMEDOUT, "%s: the sanitize still runs after %llu s (%u %% done); the "
+                             "drive goes on: sanitize it again to wait longer", device->uri,
+                             (unsigned long long)wait_ms / 1000, percent);
+        }
+        struct timespec nap = {.tv_sec = poll_ms / 1000, .tv_nsec = poll_ms % 1000 * 1000000l};
+        nanosleep(&nap, NULL); /* a signal shortens it, and watch may act on it */
+        error = hifc_sanitize_read(device, status);
+    }
+    return error;
+}
+
+int hifc_sanitize_device(struct hifc_device *device, hifc_sanitize_watch watch, void *argument,
+                         uint32_t poll_ms, uint64_t wait_ms)
+{
+    struct hifc_device_info info = {0};
+    struct hifc_sanitize_status status = {0};
+    int error = hifc_drive_describe(device, &info);
+    uint32_t action = info.sanitize.action;
+    if (!error && info.sanitize.state != HIFC_SANITIZE_RUNNING) {
+        error = start(device, &info, &action);
+    }
+    error = error ? error
+                  : wait_until_over(device, &status, watch, argument, poll_ms, wait_ms);
+    if (error) {
+        return error;
+    }
+    if (status.state == HIFC_SANITIZE_FAILED) {
+        return hifc_fail_command(-EIO, HIFC_SCT_GENERIC, SC_SANITIZE_FAILED, OPCODE_SANITIZE, 0, 0,
+                                 0, device->uri);
+    }
+    if (status.state != HIFC_SANITIZE_DONE || status.action != action) {
+        return hifc_fail(-EIO, "%s: the sanitize was started, and the drive does not say that it "
+                         "succeeded (state %u, action %u)", device->uri, status.state,
+                         status.action);
+    }
+    return 0;
+}
