@@ -109,7 +109,9 @@ class Watch:
 def test_it_attends_to_the_blocks_with_the_most_mass(
     memory: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network, reference = model(), None
+    network = model()
+    with torch.no_grad():  # attention that prefers some
+        network.model.layers[0].self_attn.q_proj.weight *= 200
     cache = cache_of(memory, network, check_every=1)
     watch = Watch(monkeypatch, layer=0)
     kv.run(network, PROMPT, cache, 2)
@@ -132,14 +134,15 @@ def test_it_attends_to_the_blocks_with_the_most_mass(
         count = plan.resident_blocks - len(always)
         # The sketch rounds: only what is clearly above the last chosen must be among the chosen.
         limit = mass[rest[count]]
-        sure = {block for block in rest[:count] if mass[block] > 1.05 * limit}
+        sure = {block for block in rest[:count] if mass[block] > 1.2 * limit}
+        assert len(sure) >= 3
         assert always | sure <= set(np.flatnonzero(resident[head]).tolist())
         seen = torch.from_numpy(np.append(np.repeat(resident[head], tokens), [True] * 13))
         chosen = logits.masked_fill(~seen, -torch.inf).softmax(-1) @ values[head]
         assert (output[0, 2 * head : 2 * head + 2, 0] - chosen).abs().max() < 1e-5
     missed = cache.quality["checked_missed"]
     assert 0.0 < missed < 1.0
-    assert missed == pytest.approx(cache.quality["checked_estimate"], rel=0.05)
+    assert missed == pytest.approx(cache.quality["checked_estimate"], rel=0.15)
 
 
 def test_exact_when_asked(namespace: Namespace) -> None:

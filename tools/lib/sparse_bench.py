@@ -177,13 +177,16 @@ class Bench:
         cache.crop(-count)
         return torch.cat(found)
 
-    def steps(self, cache: Any, first: int, count: int) -> Iterator[tuple[torch.Tensor, float]]:
-        """Loss and seconds of each scored token [first, first + count), one by one."""
+    def steps(
+        self, cache: Any, first: int, count: int
+    ) -> Iterator[tuple[torch.Tensor, float, float]]:
+        """Loss, seconds, and the thread's CPU seconds of each scored token, one by one."""
         for index in range(first, first + count):
             token = self.ids[:, self.context + index, None]
-            started = time.perf_counter()
+            started, cpu_started = time.perf_counter(), time.thread_time()
             logits = self.model(token, cache=cache).logits[0]
-            yield self.losses(logits, index)[0], time.perf_counter() - started
+            seconds, cpu_seconds = time.perf_counter() - started, time.thread_time() - cpu_started
+            yield self.losses(logits, index)[0], seconds, cpu_seconds
 
 
 def window_mask(start: int, size: int, window: int) -> torch.Tensor:
@@ -223,31 +226,39 @@ def timed(
     bench: Bench, cache: SparseCache, static: StaticCache
 ) -> tuple[list[Any], dict[str, Any]]:
     """The first scored tokens in turns with a StaticCache. Losses of the sparse ones; speeds."""
-    seconds: dict[str, list[float]] = {"sparse": [], "static": []}
+    found: dict[str, list[tuple[float, float]]] = {"static": [], "sparse": []}
     losses: list[torch.Tensor] = []
     turns: list[float] = []
-    left = min(bench.options.speed_tokens, bench.tokens) // TURN_TOKENS
-    with bar(left * TURN_TOKENS, "in turns with StaticCache") as shown:
-        for turn in range(left):
-            first = turn * TURN_TOKENS
-            bench.attention("sdpa")
-            ours = [second for _, second in bench.steps(static, first, TURN_TOKENS)]
-            bench.attention(ATTENTION)
-            steps = list(bench.steps(cache, first, TURN_TOKENS))
-            losses += [loss for loss, _ in steps]
-            if turn:  # the first loads all that is resident
-                seconds["static"] += ours
-                seconds["sparse"] += [second for _, second in steps]
-                turns.append(sum(ours) / sum(second for _, second in steps))
+    count = min(bench.options.speed_tokens, bench.tokens) // TURN_TOKENS
+    with bar(count * TURN_TOKENS, "in turns with StaticCache") as shown:
+        for turn in range(count):
+            seconds = {}
+            for name, one, attention in (
+                ("static", static, "sdpa"),
+                ("sparse", cache, ATTENTION),
+            ):
+                bench.attention(attention)
+                steps = list(bench.steps(one, turn * TURN_TOKENS, TURN_TOKENS))
+                seconds[name] = sum(second for _, second, _ in steps)
+                if turn:  # the first loads all that is resident
+                    found[name] += [(second, cpu) for _, second, cpu in steps]
+            losses += [loss for loss, _, _ in steps]
+            if turn:
+                turns.append(seconds["static"] / seconds["sparse"])
             shown.update(TURN_TOKENS)
     if not turns:
         return losses, {}
-    medians = {name: statistics.median(found) for name, found in seconds.items()}
+    middle = {
+        name: [statistics.median(column) * 1e3 for column in zip(*steps, strict=True)]
+        for name, steps in found.items()
+    }
     return losses, {
-        "tokens": len(seconds["sparse"]),
-        "static_ms": medians["static"] * 1e3,
-        "sparse_ms": medians["sparse"] * 1e3,
-        "ratio": medians["static"] / medians["sparse"],
+        "tokens": len(found["sparse"]),
+        "static_ms": middle["static"][0],
+        "sparse_ms": middle["sparse"][0],
+        "static_cpu_ms": middle["static"][1],
+        "sparse_cpu_ms": middle["sparse"][1],
+        "ratio": middle["static"][0] / middle["sparse"][0],
         "ratio_of_turns": statistics.median(turns),
     }
 
@@ -262,7 +273,7 @@ def sparse_run(
     if static is not None:
         losses, speed = timed(bench, cache, static)
     with bar(count - len(losses), f"sparse, {resident:.2f} resident") as shown:
-        for loss, _ in bench.steps(cache, len(losses), count - len(losses)):
+        for loss, _, _ in bench.steps(cache, len(losses), count - len(losses)):
             losses.append(loss)
             shown.update()
     quality = cache.quality
@@ -355,8 +366,9 @@ def table(result: dict[str, Any]) -> str:
         )
     if speed := result["speed"]:
         lines.append(
-            f"a token: StaticCache {speed['static_ms']:.1f} ms, sparse {speed['sparse_ms']:.1f}, "
-            f"{speed['ratio']:.3f} of its speed ({speed['ratio_of_turns']:.3f} turn by turn)"
+            f"a token: StaticCache {speed['static_ms']:.1f} ms ({speed['static_cpu_ms']:.1f} CPU), "
+            f"sparse {speed['sparse_ms']:.1f} ({speed['sparse_cpu_ms']:.1f}): "
+            f"{speed['ratio']:.3f} of its speed, {speed['ratio_of_turns']:.3f} turn by turn"
         )
     return "\n".join(lines)
 
