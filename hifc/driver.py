@@ -296,6 +296,7 @@ class Trace(Structure):
         ("times_s", c_void_p),
         ("offsets", c_void_p),
         ("ids", c_void_p),
+        ("answers", c_void_p),
         ("request_count", c_uint32),
         ("id_count", c_uint32),
     ]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replays access traces against the policies of driver/policy, and against Belady's algorithm.
 
-A trace is in Mooncake's format (FAST 2025): a JSON object a line with `timestamp` in milliseconds
-and `hash_ids`, the blocks of the request's prefix, head first. Blocks are asked for one after the
-other; a hit is a block that is in the cache at its turn. The loop over accesses is in C.
+A trace is in Mooncake's format (FAST 2025): a JSON object a line with `timestamp` in milliseconds,
+`hash_ids`, the blocks of the request's prefix, head first, and `output_length` in tokens, which a
+server knows once it lets go of the blocks, and which may be missing. Blocks are asked for one after
+the other; a hit is a block that is in the cache at its turn. The loop over accesses is in C.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ _TIMESTAMP_MAX_MS = 1 << 53
 @dataclass(frozen=True)
 class Trace:
     """Requests by time. ids: of all requests one after the other, numbered from 0 as they come;
-    request i has ids[offsets[i]:offsets[i + 1]]."""
+    request i has ids[offsets[i]:offsets[i + 1]]. answers: tokens of each answer, 0: not known."""
 
     times_s: npt.NDArray[np.float64]
     offsets: npt.NDArray[np.uint64]
     ids: npt.NDArray[np.uint32]
+    answers: npt.NDArray[np.uint32]
     block_count: int  # different ones
 
     def native(self) -> driver.Trace:
@@ -42,6 +44,7 @@ class Trace:
             self.times_s.ctypes.data,
             self.offsets.ctypes.data,
             self.ids.ctypes.data,
+            self.answers.ctypes.data,
             len(self.times_s),
             self.block_count,
         )
@@ -66,10 +69,15 @@ class Outcome:
         return self.written_blocks / self.reused_blocks if self.reused_blocks else float("inf")
 
 
-def make_trace(requests: Iterable[tuple[float, Iterable[int]]]) -> Trace:
-    """From (time in seconds, block ids) of each request; sorted by time if they are not."""
-    found = [(time_s, list(ids)) for time_s, ids in requests]
-    found.sort(key=lambda request: request[0])
+def make_trace(
+    requests: Iterable[tuple[float, Iterable[int]]], answers: Iterable[int] | None = None
+) -> Trace:
+    """From (time in seconds, block ids) of each request and the tokens of its answer, where they
+    are known; sorted by time if they are not."""
+    rows = [(time_s, list(ids)) for time_s, ids in requests]
+    tokens = [0] * len(rows) if answers is None else list(answers)
+    order = sorted(range(len(rows)), key=lambda at: rows[at][0])
+    found = [rows[at] for at in order]
     numbers: dict[int, int] = {}
     ids = [numbers.setdefault(block, len(numbers)) for _, chain in found for block in chain]
     lengths = [len(chain) for _, chain in found]
@@ -77,6 +85,7 @@ def make_trace(requests: Iterable[tuple[float, Iterable[int]]]) -> Trace:
         np.array([time_s for time_s, _ in found], np.float64),
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint64),
         np.array(ids, np.uint32),
+        np.array([tokens[at] for at in order], np.uint32),
         len(numbers),
     )
 
@@ -87,13 +96,16 @@ def load_trace(path: str | Path, warn: Callable[[str], None] = lambda _: None) -
     InvalidRequest: names the line that is not what it should be, or says that nothing is there.
     """
     requests: list[tuple[float, list[int]]] = []
+    answers: list[int] = []
     disorder = 0
     try:
         with Path(path).open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue
-                requests.append(_request(line, f"{path}:{number}"))
+                time_s, chain, answer = _request(line, f"{path}:{number}")
+                requests.append((time_s, chain))
+                answers.append(answer)
                 disorder += len(requests) > 1 and requests[-1][0] < requests[-2][0]
     except OSError as error:
         raise InvalidRequest(f"{path}: cannot be read: {error.strerror}") from error
@@ -106,10 +118,10 @@ def load_trace(path: str | Path, warn: Callable[[str], None] = lambda _: None) -
         )
     if disorder:
         warn(f"{path}: {disorder} requests are earlier than the one before; sorted by timestamp")
-    return make_trace(requests)
+    return make_trace(requests, answers)
 
 
-def _request(line: str, where: str) -> tuple[float, list[int]]:
+def _request(line: str, where: str) -> tuple[float, list[int], int]:
     try:
         entry = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
@@ -125,7 +137,10 @@ def _request(line: str, where: str) -> tuple[float, list[int]]:
         raise InvalidRequest(f"{where}: timestamp is {time_ms!r}, not a number of milliseconds")
     if not isinstance(chain, list) or not all(type(block) is int for block in chain):
         raise InvalidRequest(f"{where}: hash_ids is not a list of whole numbers")
-    return time_ms / 1000.0, chain
+    answer = entry.get("output_length", 0)
+    if type(answer) is not int or not 0 <= answer < 1 << 32:
+        raise InvalidRequest(f"{where}: output_length is {answer!r}, not a number of tokens")
+    return time_ms / 1000.0, chain, answer
 
 
 def replay(

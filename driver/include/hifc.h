@@ -431,6 +431,9 @@ struct hifc_trace {
     const double *times_s;
     const uint64_t *offsets;
     const uint32_t *ids; /* below id_count */
+    /* Tokens of each request's answer, 0 where not known; or NULL. A server lets go of a request's
+     * blocks when the answer is complete, so its length is known when they are first judged. */
+    const uint32_t *answers;
     uint32_t request_count;
     uint32_t id_count;
 };

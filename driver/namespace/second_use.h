@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * second_use.h - remembers which keys were offered lately, so that only those offered again are
- * written: a table of key fingerprints, one a slot. For the namespace and for the replay of traces.
+ * written: a table of key fingerprints, one a slot. For the namespace and the replay of traces.
  */
 #ifndef HIFC_NAMESPACE_SECOND_USE_H
 #define HIFC_NAMESPACE_SECOND_USE_H

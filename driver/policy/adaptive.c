@@ -3,10 +3,10 @@
  * adaptive.c - the default: follows whichever of the policies does best on what is asked now.
  *
  * Every candidate is a policy of this folder that manages a cache of its own of the same capacity,
- * in which there are ids and no bytes. Their hits are counted with slow forgetting; the leader is the
- * one with most, and changes only for a clear lead. A block that is resident and that the leader
- * does not hold leaves first, the one used longest ago before others; with the same leader for a
- * while, the cache is the leader's.
+ * in which there are ids and no bytes. Their hits are counted with slow forgetting; the leader is
+ * the one with most, and changes only for a clear lead. A block that is resident and that the
+ * leader does not hold leaves first, the one used longest ago before others; with the same leader
+ * for a while, the cache is the leader's.
  */
 #include <errno.h>
 #include <math.h>
@@ -17,13 +17,14 @@
 /* How many accesses back hits count, in capacities, and at least. */
 #define MEMORY_CACHES 16.0
 #define MEMORY_MIN 50000.0
-/* A new leader's hit ratio is this much higher than the old one's, over what is remembered, and its
+/* A new leader's hit ratio is this much higher than the old one's over what is remembered, and its
  * lead this many hits: chains return together, so that less is chance. */
 #define LEAD_RATIO 0.01
 #define LEAD_HITS 500.0
 
 /* The first is the one that expects something. */
-static const char *const candidates[] = {"return_time", "lru", "arc", "s3fifo", "lfu", "frequency"};
+static const char *const candidates[] = {"return_time", "lru", "arc",
+                                         "s3fifo",      "lfu", "frequency"};
 #define CANDIDATES (sizeof candidates / sizeof candidates[0])
 
 struct adaptive {
@@ -139,6 +140,7 @@ static void ad_begin(struct policy *p, const uint32_t *chain, uint32_t count)
     judge(c, count);
     for (unsigned i = 0; i < CANDIDATES; i++) {
         c->experts[i]->capacity = policy_capacity(p);
+        c->experts[i]->answer_tokens = p->answer_tokens;
         c->hits[i] += policy_request(c->experts[i], p->now_s, chain, count);
     }
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * arc.c - adaptive replacement cache (Megiddo and Modha, FAST 2003): blocks seen once (T1) and more
- * often (T2), each with a list of what left it lately (B1, B2); a return from one of those moves
- * the share that T1 is meant to have.
+ * arc.c - adaptive replacement cache (Megiddo and Modha, FAST 2003): blocks seen once (T1) and
+ * more often (T2), each with a list of what left it lately (B1, B2); a return from one of those
+ * moves the share that T1 is meant to have.
  */
 #include <stdlib.h>
 

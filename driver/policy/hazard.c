@@ -10,12 +10,12 @@
 
 #define AGE_FIRST_S 1.0
 #define AGE_STEP 1.1
-#define SMOOTH_BINS 8
+#define SMOOTH_BINS 10
 /* Pretended observations: of the rate, a return in a bin with this probability. */
 #define RATE_PRIOR 20.0
 #define RATE_PRIOR_VALUE 0.02
 #define FACTOR_PRIOR 50.0
-#define CURVE_PRIOR 5.0
+#define CURVE_PRIOR 2.0
 #define SHARE_MIN 0.05
 
 void hazard_open(struct hazard *h)

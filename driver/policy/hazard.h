@@ -15,8 +15,8 @@
 #include <stdint.h>
 
 #define HAZARD_BINS 128
-#define HAZARD_FEATURES 10 /* factors for all ages */
-#define HAZARD_CURVES 2   /* features with a factor for each age: the first so many */
+#define HAZARD_FEATURES 11 /* factors for all ages */
+#define HAZARD_CURVES 3   /* features with a factor for each age: the first so many */
 #define HAZARD_VALUES 64  /* of a feature */
 
 struct hazard_features {

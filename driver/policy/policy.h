@@ -29,7 +29,7 @@ struct policy_ops {
     void (*begin)(struct policy *p, const uint32_t *chain, uint32_t count);
     void (*hit)(struct policy *p, uint32_t id);    /* an access, resident */
     void (*insert)(struct policy *p, uint32_t id); /* an access, and it becomes resident */
-    void (*end)(struct policy *p);                 /* the request's accesses are done; may be NULL */
+    void (*end)(struct policy *p);                 /* the request is done; may be NULL */
     void (*leave)(struct policy *p, uint32_t id);  /* resident, becomes remembered */
     void (*forget)(struct policy *p, uint32_t id); /* becomes unknown */
     uint32_t (*victim)(struct policy *p);          /* which resident block leaves next */
@@ -45,6 +45,7 @@ struct policy {
     const struct policy_ops *ops;
     double now_s;
     double decay_lambda;     /* of decayed frequency, a second */
+    uint32_t answer_tokens;  /* of the request under way; 0: not known */
     uint32_t capacity;       /* blocks; 0: the driver's business, what is resident counts */
     uint32_t resident_count;
     uint32_t ids;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * replay.c - runs a trace through a policy. Blocks are asked for one after the other, head first; a
- * hit is a block that is in the cache at its turn. A miss is written to the cache where admission
+ * replay.c - runs a trace through a policy. Blocks are asked for one after the other, head first;
+ * a hit is a block that is in the cache at its turn. A miss is written to the cache where admission
  * takes it, and something leaves for it.
  */
 #include <errno.h>
@@ -17,7 +17,7 @@
 /* HIFC_ADMIT_EXPECTED: of what is missed, at most this share is written, the most promising. */
 #define WRITTEN_SHARE_MAX 0.45
 #define THRESHOLD_STEP 0.005
-/* In logarithms: the threshold is at most so far below the mean promise, so that it is back soon. */
+/* In logarithms: the threshold is at most so far below the mean promise, to be back soon. */
 #define THRESHOLD_BELOW 3.0
 #define MEAN_STEP 0.001
 #define PROMISE_MIN 1e-12
@@ -112,7 +112,7 @@ static void refuse(struct replay *r, const uint32_t *chain, uint32_t count)
     }
 }
 
-/* What is still there is written; the threshold follows, so that its share stays below the most. */
+/* What is still there is written; the threshold follows, so that its share stays in bounds. */
 static void count_written(struct replay *r, const uint32_t *chain, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -170,6 +170,7 @@ static int run(struct policy *p, const struct hifc_trace *trace, struct hifc_rep
         rc = r.offered ? 0 : -ENOMEM;
     }
     for (uint32_t i = 0; i < trace->request_count && !rc; i++) {
+        p->answer_tokens = trace->answers ? trace->answers[i] : 0;
         request(&r, trace->times_s[i], trace->ids + trace->offsets[i],
                 (uint32_t)(trace->offsets[i + 1] - trace->offsets[i]));
     }

@@ -2,13 +2,13 @@
  *
  * return_time.c - prefix-aware: keeps what is expected to bring most hits for the time it is held.
  *
- * Blocks of a request that look alike (used as often, back after as long, the last one or not) form
- * a group: they age together and, in a chain, return together. hazard.h learns from all groups when
- * such blocks return; blocks that left are remembered for that, as many as HISTORY caches hold, and
- * go on teaching. A group's key is its index at its age, taken anew as it passes from one age bin
- * to the next. The group with the least key gives its block that is deepest in the chain, so that a
- * tail goes before its head. A request's blocks count at its end: a request whose own blocks have
- * the least key takes nobody's place.
+ * Blocks of a request that look alike (used as often, back after as long, the last one or not)
+ * form a group: they age together and, in a chain, return together. hazard.h learns from all groups
+ * when such blocks return; blocks that left are remembered for that, as many as HISTORY caches
+ * hold, and go on teaching. A group's key is its index at its age, taken anew as it passes from one
+ * age bin to the next. The group with the least key gives its block that is deepest in the chain,
+ * so that a tail goes before its head. A request's blocks count at its end: a request whose own
+ * blocks have the least key takes nobody's place.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -21,8 +21,8 @@
 #define HISTORY 16
 #define HISTORY_MIN 4096
 #define REFRESH_REQUESTS 20
-/* A group of n blocks weighs n to this power less than n observations: they are not independent. */
-#define GROUP_DAMPING 0.1
+/* A group of n blocks weighs n to this power less: they are not independent observations. */
+#define GROUP_DAMPING 0.2
 #define TURN_MAX 100
 
 enum listed { NOWHERE, IN_GROUP, IN_HISTORY };
@@ -197,11 +197,13 @@ struct request {
     uint32_t known; /* leading blocks that are resident or remembered */
     unsigned turn;  /* of the conversation, 1 if it is new */
     unsigned gap;   /* since its last turn; 0 if it is new */
+    unsigned answer; /* its length */
 };
 
 static struct request describe(const struct return_time *c, const uint32_t *chain, uint32_t count)
 {
     struct request r = {.count = count, .turn = 1};
+    r.answer = log2_bucket(c->base.answer_tokens, 2, HAZARD_VALUES - 1);
     while (r.known < count && c->group_of[chain[r.known]]) {
         r.known++;
     }
@@ -228,9 +230,12 @@ static struct hazard_features features(const struct request *r, struct past past
     unsigned fresh = r->count - r->known;
     unsigned some = fresh <= 4 ? fresh : least(13, log2_bucket(fresh, 2, 13));
     unsigned behind = log2_bucket(least(r->count - 1 - place, 7), 1, 3);
+    /* What is new in a conversation takes after the time since its last turn. */
+    unsigned gap = past.uses == 0 && r->gap ? 16 + r->gap : past.gap;
     return (struct hazard_features){{
         (uint8_t)(past.uses * 2 + last),
-        past.gap,
+        (uint8_t)gap,
+        (uint8_t)r->answer,
         past.uses,
         (uint8_t)least(r->turn, 15),
         (uint8_t)log2_bucket(r->count, 1, 15),

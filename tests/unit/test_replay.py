@@ -354,7 +354,7 @@ def test_what_cannot_be_replayed() -> None:
         replay(trace, "mru", 1)
     with pytest.raises(HiFCError, match="without requests"):
         replay(make_trace([]), "lru", 1)
-    wrong = Trace(trace.times_s, trace.offsets, trace.ids + np.uint32(7), 1)
+    wrong = Trace(trace.times_s, trace.offsets, trace.ids + np.uint32(7), trace.answers, 1)
     with pytest.raises(HiFCError, match="not below"):
         replay(wrong, "lru", 1)
     assert Outcome(0, 0, 0).hit_ratio == 0
@@ -386,6 +386,7 @@ def line(timestamp: object = 0, hash_ids: object = (1, 2)) -> str:
         (line(hash_ids="12"), "whole numbers"),
         (line(hash_ids=[1, 2.5]), "whole numbers"),
         (line(hash_ids=[True]), "whole numbers"),
+        ('{"timestamp": 0, "hash_ids": [1], "output_length": -1}', "number of tokens"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused_by_line(
