@@ -2,9 +2,9 @@
 """What a verb is about to do to the host: said first, then done in order, undone on a failure.
 
 A verb that changes something makes a Plan and runs it; with --dry-run it only shows it. Whatever
-ends a step early, an error, Ctrl-C or a termination signal, the steps done so far and the failed
-one are undone in reverse. Only a kill leaves things half done: who may be killed writes down first
-what cleanup needs.
+ends a step early, an error, Ctrl-C, a termination signal or the terminal's end, the steps done so
+far and the failed one are undone in reverse. Only a kill leaves things half done: who may be killed
+writes down first what cleanup needs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ from hifc_admin.system import System
 Handler: TypeAlias = signal.Handlers | Callable[[int, FrameType | None], None]
 
 
+# What asks this process to end; the last one comes when a terminal or a connection closes.
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 class Interrupted(BaseException):
-    """A termination signal arrived."""
+    """One of the signals that end a process arrived."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class Plan:
     def run(self, announce: Callable[[str], None]) -> None:
         """Says all steps, then does them. Raises Failure where one failed; then all are undone."""
         begun: list[Step] = []
-        with _handling(signal.SIGTERM, _interrupt):
+        with _handling(_interrupt):
             try:
                 for step in self.steps:
                     announce(f"will {step.what}")
@@ -89,8 +93,7 @@ class Plan:
                     step.do()
             except BaseException as error:
                 # From here on nothing may interrupt what puts things back.
-                ignore = signal.SIG_IGN
-                with _handling(signal.SIGTERM, ignore), _handling(signal.SIGINT, ignore):
+                with _handling(signal.SIG_IGN):
                     self._give_up(begun, error, announce)
                 raise
 
@@ -132,16 +135,24 @@ def _problem(subject: str, what: str, error: BaseException) -> Problem:
 
 
 @contextlib.contextmanager
-def _handling(number: signal.Signals, handler: Handler) -> Iterator[None]:
+def _handling(handler: Handler) -> Iterator[None]:
+    """Of the signals that end a process; one that is ignored (nohup) stays so."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals come to the main thread only
         return
-    before = signal.signal(number, handler)
+    before = {number: signal.getsignal(number) for number in _ENDING}
     try:
+        for number in _ENDING:
+            if before[number] is not signal.SIG_IGN:
+                signal.signal(number, handler)
         yield
     finally:
-        signal.signal(number, before)
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    # One is enough: a second must not come between this one and what puts things back.
+    for ending in _ENDING:
+        signal.signal(ending, signal.SIG_IGN)
     raise Interrupted(f"signal {number}")
