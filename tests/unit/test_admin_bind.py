@@ -454,6 +454,15 @@ def test_no_iommu_needs_consent(host: Host, on_host: Shell) -> None:
     assert host.owners == {}
 
 
+def test_unsafe_mode_does_not_outlive_a_bind_that_failed(host: Host, on_host: Shell) -> None:
+    node = host.add_drive(BDF, group=None)
+    host.broken_drivers.add("vfio-pci")
+    assert on_host("bind", BDF, "--no-iommu") == Exit.FAILED
+    assert is_with_the_kernel(host, node)
+    unsafe = host.path("/sys/module/vfio/parameters/enable_unsafe_noiommu_mode")
+    assert unsafe.read_text() == "N\n"
+
+
 def test_a_group_of_vfios_own_is_no_iommu(host: Host, on_host: Shell) -> None:
     host.add_drive(BDF)
     host.put(f"{GROUPS}/12/name", "vfio-noiommu\n")

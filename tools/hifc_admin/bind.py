@@ -94,10 +94,7 @@ def _plan_move(
     if missing:
         plan.add(f"modprobe {' '.join(missing)}", lambda: load_modules(system, bdf, missing))
     if driver == iommu.VFIO and not iommu.has_iommu(system, drive):
-        plan.add(
-            f"write Y to {iommu.UNSAFE_MODE}",
-            lambda: system.write(iommu.UNSAFE_MODE, "Y\n"),
-        )
+        _plan_unsafe_mode(plan, system)
     before = handover.override_of(system, bdf)
     override = "" if before == driver else before  # left by a bind that was killed
     record = records.make_record(drive, driver, override, access.owner, access.group)
@@ -114,6 +111,20 @@ def _plan_move(
         _plan_node(plan, system, bdf, node, access)
     done = dataclasses.replace(record, phase=records.BOUND)
     _plan_done(plan, system, done)
+
+
+def _plan_unsafe_mode(plan: Plan, system: System) -> None:
+    """For all drives at once; nothing is to be left of it where this bind fails."""
+
+    def back() -> None:
+        # The parameter may be of a module that the step before was to load.
+        if system.exists(iommu.UNSAFE_MODE):
+            system.write(iommu.UNSAFE_MODE, "N\n")
+
+    if system.attribute(iommu.UNSAFE_MODE) != "Y":
+        plan.add(
+            f"write Y to {iommu.UNSAFE_MODE}", lambda: system.write(iommu.UNSAFE_MODE, "Y\n"), back
+        )
 
 
 def _plan_access(plan: Plan, system: System, drive: Drive, access: Access) -> None:
