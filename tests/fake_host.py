@@ -359,6 +359,12 @@ class FakeSystem(System):
         self.host.folder(where)
         self.host.mount(where, kind, "0:77", kind, options)
 
+    def unmount(self, where: str) -> None:
+        self.host.change()
+        name = "/proc/self/mountinfo"
+        lines = self.read(name).splitlines()
+        self.host.put(name, "".join(f"{line}\n" for line in lines if f" {where} " not in line))
+
     def has_program(self, name: str) -> bool:
         return name not in self.host.broken_programs
 

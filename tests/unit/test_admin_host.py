@@ -13,7 +13,8 @@ import pytest
 
 from admin_shell import Shell, code_of
 from fake_host import PCI, Host, Killed
-from hifc_admin import install
+from hifc_admin import install, records
+from hifc_admin.drives import find_drive
 from hifc_admin.leftovers import find_leftovers
 from hifc_admin.result import Exit
 
@@ -119,6 +120,17 @@ def test_pages_are_given_back_when_the_rest_fails(host: Host, on_host: Shell) ->
     assert host.path(f"{PAGES}/nr_hugepages").read_text() == "64\n"
 
 
+def test_a_mount_is_taken_back_when_the_rest_fails(host: Host, on_host: Shell) -> None:
+    mounts = "30 1 254:1 / / rw - ext4 /dev/vda1 rw\n"
+    host.put("/proc/self/mountinfo", mounts)
+    host.fail_at = 2  # after pages and mount
+    assert on_host("hugepages", "--count", "512", "--persist") == Exit.FAILED
+    assert host.path("/proc/self/mountinfo").read_text() == mounts
+    host.changes, host.fail_at = 0, 1  # the mount itself
+    assert on_host("hugepages", "--count", "512") == Exit.FAILED
+    assert "not be put back" not in on_host.err
+
+
 # ---- cleanup
 
 
@@ -194,6 +206,48 @@ def test_sockets_nobody_listens_on(host: Host, on_host: Shell) -> None:
     assert on_host("cleanup") == Exit.DONE
     assert [path.name for path in folder.iterdir()] == ["2-0.sock"]
     alive.close()
+
+
+def test_what_got_an_owner_since_stays(host: Host, descriptors: list[int]) -> None:
+    """Between the first look and the removal a process may start or give a drive away."""
+    host.put("/run/hifc-admin/groups/12", "")
+    host.put("/run/hifc/a.lock", "")
+    host.put("/run/hifc/gone.lock", "")
+    host.folder("/run/dpdk/spdk_pid4712")
+    found = {item.name: item for item in find_leftovers(host.system)[0]}
+    assert len(found) == 4
+    host.add_drive(BDF)
+    drive = find_drive(host.system, BDF)
+    record = records.make_record(drive, "vfio-pci", "", "root", "hifc")
+    host.put(f"/run/hifc-admin/{BDF}.json", record.text())
+    hold(host, "/run/hifc/a.lock", descriptors)
+    host.path("/run/hifc/gone.lock").unlink()
+    host.add_process(4712, "python3")
+    for item in found.values():
+        item.remove()
+    for name in ("/run/hifc-admin/groups/12", "/run/hifc/a.lock", "/run/dpdk/spdk_pid4712"):
+        assert host.path(name).exists(), name
+
+
+def test_a_record_that_cannot_be_read_keeps_nothing_else(host: Host, on_host: Shell) -> None:
+    host.put("/run/hifc-admin/0000:01:00.0.json", "{}")
+    host.put("/run/hifc-admin/groups/12", "")
+    host.put("/run/hifc/a.lock", "")
+    assert on_host("status") == Exit.DONE
+    code, document = on_host.json("cleanup")
+    assert code == Exit.DONE
+    assert {problem["code"] for problem in document["problems"]} == {"not-checked"}
+    assert not host.path("/run/hifc/a.lock").exists()
+    assert host.path("/run/hifc-admin/groups/12").exists()
+
+
+def test_a_lock_is_its_owners_alone(host: Host, descriptors: list[int]) -> None:
+    """Whoever may open it may hold it, and keep root from the drive."""
+    host.folder("/run/hifc-admin")
+    fd = host.system.lock("/run/hifc-admin/x.lock")
+    assert fd is not None
+    descriptors.append(fd)
+    assert os.fstat(fd).st_mode & 0o777 == 0o600
 
 
 def test_a_lock_that_fcntl_holds_is_no_leftover(host: Host, tmp_path: Path) -> None:

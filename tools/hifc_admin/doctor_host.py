@@ -78,7 +78,8 @@ def left_behind(scene: Scene) -> Iterator[Finding]:
     if not scene.wants_pcie:
         return
     found, unclear = leftovers.find_leftovers(scene.system)
-    yield from (of_problem(problem, Status.WARN) for problem in unclear)
+    halves, unread = leftovers.half_binds(scene.system)
+    yield from (of_problem(problem, Status.WARN) for problem in (*unclear, *unread))
     pages = [item for item in found if item.kind == "huge pages"]
     if pages:
         amount = size(sum(item.size_bytes for item in pages))
@@ -86,7 +87,6 @@ def left_behind(scene: Scene) -> Iterator[Finding]:
     others = [item for item in found if item.kind != "huge pages"]
     if others:
         yield warned("dead processes left files and locks", _named(others), CLEANUP)
-    halves = leftovers.half_binds(scene.system)
     if halves:
         drives = ", ".join(record.bdf for record in halves)
         yield failed("a bind was killed half-way", drives, CLEANUP)

@@ -114,12 +114,18 @@ def _plan(plan: Plan, system: System, pages: HugePages, count: int, persist: boo
         plan.add(
             f"mount a hugetlbfs for pages of {text.size(pages.size_bytes)} on {where}",
             lambda: system.mount("hugetlbfs", where, options),
+            lambda: _unmount(system, where),
         )
     if persist:
         node = "" if pages.node is None else f"-node{pages.node}"
         file = f"/etc/tmpfiles.d/hifc-hugepages-{pages.size_bytes >> 10}kB{node}.conf"
         line = f"# by hifc-admin hugepages --persist\nw {name} - - - - {count}\n"
         plan.put(system, file, line, f"{count} pages at each boot")
+
+
+def _unmount(system: System, where: str) -> None:
+    if any(mount.folder == where for mount in memory.huge_mounts(system)):
+        system.unmount(where)
 
 
 def _result(system: System, plan: Plan, dry_run: bool) -> Result:

@@ -9,6 +9,7 @@ users look whether the file they locked still has its name.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import re
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 
 from hifc_admin import memory, records
 from hifc_admin.owner import FOLDERS
-from hifc_admin.result import Problem, Severity
+from hifc_admin.result import Failure, Problem, Severity
 from hifc_admin.system import System
 
 # Files of huge pages that DPDK makes for a process, and its folder for the process's state.
@@ -48,26 +49,49 @@ def find_leftovers(system: System) -> tuple[list[Leftover], list[Problem]]:
             leftover = look(system, name)
         except FileNotFoundError:
             continue
-        except OSError as error:
-            detail = "could not check whether its owner lives, so it stays"
-            fix = "run it as root"
-            problems.append(Problem("not-checked", name, detail, str(error), fix, Severity.WARNING))
+        except (OSError, Failure) as error:
+            problems.append(_not_checked(name, error))
             continue
         if leftover is not None:
-            found.append(leftover)
+            found.append(_with_second_look(system, leftover, look))
     return found, problems
 
 
-def half_binds(system: System) -> list[records.Record]:
-    """Drives whose bind was killed: their record says so and nobody holds their lock."""
-    return [
-        record
-        for record in records.all_records(system)
-        if record.phase == records.BINDING and not _is_held(system, records.lock_file(record.bdf))
-    ]
+def half_binds(system: System) -> tuple[list[records.Record], list[Problem]]:
+    """Drives whose bind was killed, since their record says so and nobody holds their lock; and
+    warnings for what could not be looked at."""
+    found: list[records.Record] = []
+    problems: list[Problem] = []
+    for bdf in records.recorded(system):
+        try:
+            record = records.read_record(system, bdf)
+            if record is None or record.phase != records.BINDING:
+                continue
+            if not _is_held(system, records.lock_file(bdf)):
+                found.append(record)
+        except (OSError, Failure) as error:
+            problems.append(_not_checked(records.record_file(bdf), error))
+    return found, problems
+
+
+def _not_checked(name: str, error: OSError | Failure) -> Problem:
+    detail = "could not check whether its owner lives, so it stays"
+    fix = error.problem.fix if isinstance(error, Failure) else "run it as root"
+    return Problem("not-checked", name, detail, str(error), fix, Severity.WARNING)
 
 
 Look = Callable[[System, str], Leftover | None]
+
+
+def _with_second_look(system: System, found: Leftover, look: Look) -> Leftover:
+    """A name may have got an owner since: a process that starts, or one that gives a drive away."""
+
+    def remove() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if look(system, found.name) is not None:
+                found.remove()
+
+    return dataclasses.replace(found, remove=remove)
 
 
 def _candidates(system: System) -> Iterator[tuple[str, Look]]:

@@ -75,7 +75,8 @@ def _pools(system: System, folder: str, node: int | None) -> list[HugePages]:
 
 
 def default_size_bytes(system: System) -> int:
-    return (meminfo(system, "Hugepagesize") or 2 << 20) or 2 << 20
+    """2 MiB where the kernel does not say: then it has no huge pages at all."""
+    return meminfo(system, "Hugepagesize") or 2 << 20
 
 
 def meminfo(system: System, name: str) -> int | None:

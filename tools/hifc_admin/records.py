@@ -131,9 +131,15 @@ def read_persisted(system: System, bdf: str) -> Persisted | None:
         raise _unreadable(persisted_file(bdf), error) from error
 
 
+def recorded(system: System) -> list[str]:
+    """Addresses of the drives that there are records of."""
+    names = system.names(FOLDER)
+    return [name.removesuffix(".json") for name in names if name.endswith(".json")]
+
+
 def all_records(system: System) -> list[Record]:
-    names = [name for name in system.names(FOLDER) if name.endswith(".json")]
-    found = [read_record(system, name.removesuffix(".json")) for name in names]
+    """Raises as read_record."""
+    found = [read_record(system, bdf) for bdf in recorded(system)]
     return [record for record in found if record is not None]
 
 

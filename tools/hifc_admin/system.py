@@ -140,7 +140,8 @@ class System:
     # ---- descriptors
 
     def open(self, name: str, flags: int) -> int:
-        return os.open(self.path(name), flags | os.O_CLOEXEC)
+        """A file that this makes is its owner's alone: who may open a lock may hold it."""
+        return os.open(self.path(name), flags | os.O_CLOEXEC, 0o600)
 
     def claim(self, name: str) -> int:
         """A read-only descriptor that keeps everybody else from claiming a block device.
@@ -229,6 +230,12 @@ class System:
         libc = ctypes.CDLL(None, use_errno=True)
         words = (kind.encode(), str(self.path(where)).encode(), kind.encode())
         if libc.mount(*words, ctypes.c_ulong(0), options.encode()) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), where)
+
+    def unmount(self, where: str) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.umount(str(self.path(where)).encode()) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), where)
 

@@ -50,6 +50,7 @@ def status(arguments: argparse.Namespace) -> Result:
     """Only reads."""
     system = systems.of(arguments)
     leftovers, problems = find_leftovers(system)
+    halves, unread = half_binds(system)
     limit, where = memory.locked_limit(system, None, accounts.HIFC_GROUP)
     data: dict[str, Any] = {
         "drives": list(_bound_drives(system)),
@@ -68,9 +69,9 @@ def status(arguments: argparse.Namespace) -> Result:
             "evidence": where,
         },
         "leftovers": [_leftover(item) for item in leftovers]
-        + [{"name": record.bdf, "kind": "half a bind"} for record in half_binds(system)],
+        + [{"name": record.bdf, "kind": "half a bind"} for record in halves],
     }
-    return Result(data, _status_lines(system, data), problems)
+    return Result(data, _status_lines(system, data), problems + unread)
 
 
 def _bound_drives(system: System) -> Iterator[dict[str, Any]]:
@@ -144,7 +145,8 @@ def cleanup(arguments: argparse.Namespace) -> Result:
     """What this user may not remove is told, and the rest is removed."""
     system = systems.of(arguments)
     leftovers, problems = find_leftovers(system)
-    halves = half_binds(system)
+    halves, unread = half_binds(system)
+    problems += unread
     plan = Plan("cleanup")
     refused: list[Problem] = []
     for record in halves:
@@ -160,7 +162,7 @@ def cleanup(arguments: argparse.Namespace) -> Result:
     data: dict[str, Any] = {
         "leftovers": [_leftover(item) for item in leftovers],
         "half_binds": [record.bdf for record in halves],
-        "freed_bytes": 0 if arguments.dry_run else sum(item.size_bytes for item in leftovers),
+        "freed_bytes": 0,
         "steps": plan.lines(),
         "changed": bool(plan.steps) and not arguments.dry_run,
     }
@@ -168,6 +170,8 @@ def cleanup(arguments: argparse.Namespace) -> Result:
         shown = [f"would {line}" for line in plan.lines()] or ["nothing was left"]
         return Result(data, shown, problems)
     plan.run(arguments.announce)
+    gone = [item for item in leftovers if not system.exists(item.name)]
+    data["freed_bytes"] = sum(item.size_bytes for item in gone)
     done = len(plan.steps) - len(refused)
     lines = [f"put right: {done}"] if plan.steps else ["nothing was left"]
     return Result(data, lines, problems + refused, Exit.PARTLY if refused else Exit.DONE)
