@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,6 +69,31 @@ def test_stats_of_a_socket(admin: Shell, short: Path) -> None:
             assert code == 0
             assert document["data"]["entries"] == 3
             assert "ok" not in document["data"]
+
+
+def test_an_answer_that_never_ends_is_cut_short(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "TIMEOUT_S", 0.3)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(short / "slow.sock"))
+    listener.listen()
+
+    def drip() -> None:
+        client, _ = listener.accept()
+        with client, contextlib.suppress(OSError):
+            for _ in range(100):
+                client.sendall(b" ")
+                time.sleep(0.05)
+
+    thread = threading.Thread(target=drip, daemon=True)
+    thread.start()
+    start_s = time.monotonic()
+    with pytest.raises(TimeoutError):
+        owner.ask(short / "slow.sock", "stats")
+    assert time.monotonic() - start_s < 3
+    listener.close()
+    thread.join(10)
 
 
 def test_the_owner_is_found_by_medium(short: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,15 @@ FOLDERS = ("run/hifc", "run/user/*/hifc", "tmp/hifc-*")
 def ask(path: Path, request: str) -> dict[str, Any]:
     """The owner's answer without its "ok". Raises OSError where nobody answers, and Failure."""
     reply = bytearray()
+    deadline_s = time.monotonic() + TIMEOUT_S
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(TIMEOUT_S)
         connection.connect(str(path))
         connection.sendall(f"{request}\n".encode())
         while (chunk := connection.recv(65536)) and len(reply) <= REPLY_MAX_BYTES:
             reply += chunk
+            # Of the whole answer: who sends a byte now and then must not keep us for ever.
+            connection.settimeout(max(deadline_s - time.monotonic(), 0.001))
     try:
         answer = dict(json.loads(reply.decode("utf-8", "replace")))
         ok = answer.pop("ok")
