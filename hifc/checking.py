@@ -7,6 +7,7 @@ perhaps after half of the work is done.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable
 from typing import Any
@@ -32,10 +33,31 @@ def whole(
     return number
 
 
+def number(
+    name: str,
+    value: object,
+    least: float = -math.inf,
+    error: type[HiFCError] = InvalidRequest,
+) -> float:
+    """A finite number, numpy's too, from least up. Raises error."""
+    try:
+        found = math.nan if isinstance(value, bool | str) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not math.isfinite(found) or found < least:
+        limit = "" if least == -math.inf else f" from {least} up"
+        raise error(f"{name}: {_shown(value)} is no finite number{limit}")
+    return found
+
+
 def text(name: str, value: object) -> str:
-    """A str. Raises ConfigError."""
+    """A str that C and UTF-8 can take. Raises ConfigError."""
     if not isinstance(value, str):
         raise ConfigError(f"{name}: {_shown(value)} is no text")
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise ConfigError(
+            f"{name}: {_shown(value)} holds a zero character or half a surrogate pair"
+        )
     return value
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from hifc.checking import text
 from hifc.errors import ConfigError
 from hifc.units import format_size, parse_size
 
@@ -30,9 +31,7 @@ def _boolean(name: str, value: object) -> bool:
 
 
 def _text(name: str, value: object) -> str:
-    if isinstance(value, str):
-        return value
-    raise ConfigError(f"{name}: {value!r} is no text")
+    return text(name, value)
 
 
 def _size(name: str, value: object) -> int:
@@ -213,7 +212,10 @@ class Config:
         """From the text of a YAML mapping; an empty text is all defaults."""
         try:
             settings = yaml.load(text, Loader=_StrictLoader)
-        except yaml.YAMLError as error:
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        # Scalars with a wrong tag, and nesting without end, are no YAMLError to the library.
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ConfigError(f"{where}: not YAML: {error}") from error
         if settings is None:
             settings = {}
@@ -231,6 +233,8 @@ class Config:
             text = Path(path).read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        except ValueError as error:  # no UTF-8, or no path
+            raise ConfigError(f"{str(path)!r}: cannot be read: {error}") from error
         return cls.from_yaml(text, str(path))
 
     # ---- out
@@ -264,6 +268,8 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     pairs = loader.construct_pairs(node, deep=True)
     result: dict[Any, Any] = {}
     for name, value in pairs:
+        if not isinstance(name, str):
+            raise ConfigError(f"a setting is named by a text, not {name!r}")
         if name in result:
             raise ConfigError(f"setting {name!r} is given twice")
         result[name] = value

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hifc import driver
+from hifc.checking import text
 from hifc.errors import HiFCError
 
 _ACTIONS = {2: "block erase", 3: "overwrite", 4: "crypto erase"}  # SANACT
@@ -90,7 +91,7 @@ def device_info(uri: str) -> DeviceInfo:
     DeviceBusy: a process owns it. NotPermitted, ConfigError: as for Namespace.open.
     """
     raw = driver.DeviceInfo()
-    driver.library().hifc_device_info(uri.encode(), ctypes.byref(raw))
+    driver.library().hifc_device_info(text("uri", uri).encode(), ctypes.byref(raw))
     flags = InfoFlag(raw.flags)
     return DeviceInfo(
         size_bytes=raw.size_bytes,
@@ -116,7 +117,7 @@ def erase(uri: str, method: EraseMethod) -> None:
     NotSupported: the device has no such method. NotPermitted: it would reach beyond this
     namespace, or another host has it reserved.
     """
-    driver.library().hifc_erase(uri.encode(), int(method))
+    driver.library().hifc_erase(text("uri", uri).encode(), int(method))
 
 
 def sanitize(uri: str, watch: Callable[[SanitizeStatus], None]) -> None:
@@ -135,7 +136,7 @@ def sanitize(uri: str, watch: Callable[[SanitizeStatus], None]) -> None:
         return len(raised)
 
     try:
-        driver.library().hifc_sanitize(uri.encode(), driver.SANITIZE_WATCH(call), None)
+        driver.library().hifc_sanitize(text("uri", uri).encode(), driver.SANITIZE_WATCH(call), None)
     except HiFCError:
         if raised:
             raise raised[0] from None

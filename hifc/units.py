@@ -20,26 +20,35 @@ _UNITS = {
     "GB": 10**9,
     "TB": 10**12,
 }
+SIZE_MAX = (1 << 63) - 1
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_size(value: object, name: str = "size") -> int:
-    """Bytes of 4096, "4096", "64MiB" or "1.5GiB". ConfigError names the setting otherwise."""
+    """Bytes of 4096, "4096", "64MiB" or "1.5GiB", up to SIZE_MAX. ConfigError names the setting
+    otherwise."""
+    size = _bytes_of(value)
+    if size is None:
+        raise ConfigError(
+            f"{name}: {value!r} is no size; write a count of bytes or a text such as 64MiB or 8GiB"
+        )
+    if size < 0:
+        raise ConfigError(f"{name}: {value} is negative")
+    if size > SIZE_MAX:
+        raise ConfigError(f"{name}: {value} is more than 2^63 - 1 bytes")
+    return size
+
+
+def _bytes_of(value: object) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
-        if value < 0:
-            raise ConfigError(f"{name}: {value} is negative")
         return value
-    if isinstance(value, str):
-        match = _SIZE.fullmatch(value)
-        if match and match[2] in _UNITS:
-            whole = float(match[1]) * _UNITS[match[2]]
-            if "." not in match[1]:
-                return int(match[1]) * _UNITS[match[2]]
-            if whole == int(whole):
-                return int(whole)
-    raise ConfigError(
-        f"{name}: {value!r} is no size; write a count of bytes or a text such as 64MiB or 8GiB"
-    )
+    match = _SIZE.fullmatch(value) if isinstance(value, str) and len(value) <= 64 else None
+    if match is None or match[2] not in _UNITS:
+        return None
+    if "." not in match[1]:
+        return int(match[1]) * _UNITS[match[2]]
+    whole = float(match[1]) * _UNITS[match[2]]
+    return int(whole) if whole == int(whole) else None
 
 
 def format_size(size_bytes: int) -> str:

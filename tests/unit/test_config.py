@@ -31,7 +31,10 @@ def test_sizes(text: object, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["64 mib", "MiB", "-1", -1, True, None, 1.5, "0.3B", "1e3"])
+@pytest.mark.parametrize(
+    "text",
+    ["64 mib", "MiB", "-1", -1, True, None, 1.5, "0.3B", "1e3", 1 << 63, "8388608TiB", "9" * 5000],
+)
 def test_bad_sizes_are_refused(text: object) -> None:
     with pytest.raises(ConfigError, match="pool_size"):
         parse_size(text, "pool_size")
@@ -80,6 +83,8 @@ def test_unknown_key_names_the_nearest() -> None:
         ("swap_batch_size", True),
         ("policy", "lfru"),
         ("device", 7),
+        ("device", "ram://a\0b"),
+        ("label", "\ud800"),
         ("salt", "xyz"),
         ("salt", "00" * 65),
         ("segment_size", 3 << 20),
@@ -111,6 +116,25 @@ def test_yaml_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         Config.load(tmp_path / "absent.yaml")
     assert Config.from_yaml("") == Config()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["? [a, b]\n: c", "1: c", "label: 2020-99-99", "queue_depth: !!int abc", "{a: " * 5000],
+)
+def test_yaml_that_the_library_stumbles_over(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"not YAML|named by a text"):
+        Config.from_yaml(text)
+
+
+@pytest.mark.parametrize("content", [b"label: \xff", "label: x".encode("utf-16")])
+def test_files_that_are_no_text(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "hifc.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Config.load(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Config.load("a\0b")
 
 
 def test_it_is_frozen_and_replace_checks_again() -> None:
