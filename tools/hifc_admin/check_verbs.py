@@ -158,10 +158,12 @@ def _repair(arguments: argparse.Namespace, before: _Look) -> Result:
     """A writable open seals what a crash left open and writes all four superblock copies."""
     uri = arguments.uri
     deleted: list[bytes] = []
+    found = scan.Found()
     with Namespace.open(uri, pool_size=_pool_size(uri), owner_socket=False) as namespace:
         repaired = namespace.repair()
         if arguments.payload:
-            deleted = _delete_lost(arguments, namespace)
+            found = _scan(arguments, namespace, scan.Rate(0))
+            deleted = [key for key in found.lost_keys if namespace.delete(key)]
         namespace.sync()
     with Namespace.open(uri, read_only=True) as namespace:
         after = _look(namespace, arguments.payload)
@@ -184,6 +186,7 @@ def _repair(arguments: argparse.Namespace, before: _Look) -> Result:
     result = Result(data, lines, _problems(uri, after))
     if repaired.first_problem:
         result.problems.append(Problem("not-repaired", uri, repaired.first_problem))
+    result.problems += _unclear(uri, found)
     if result.problems:
         result.exit = Exit.PARTLY
     elif deleted or not before.ok:
@@ -192,9 +195,13 @@ def _repair(arguments: argparse.Namespace, before: _Look) -> Result:
     return result
 
 
-def _delete_lost(arguments: argparse.Namespace, namespace: Namespace) -> list[bytes]:
-    found = _scan(arguments, namespace, scan.Rate(0))
-    return [key for key in found.lost_keys if namespace.delete(key)]
+def _unclear(uri: str, found: scan.Found) -> list[Problem]:
+    """What could not be read is not known to be lost, and nothing of it is deleted."""
+    if not found.unclear:
+        return []
+    detail = f"{found.unclear} values could not be read, and may be intact: they were left alone"
+    fix = "see that the device answers (smart, doctor), then repeat"
+    return [Problem("not-checked", uri, detail, found.first_unclear, fix)]
 
 
 # ---- scrub
@@ -214,6 +221,7 @@ def scrub(arguments: argparse.Namespace) -> Result:
         "bytes_read": found.bytes_read,
         "corrupt": found.corrupt,
         "unreadable": found.unreadable,
+        "unclear": found.unclear,
         "keys": named,
     }
     shown = data | {"bytes_read": text.size(found.bytes_read), "keys": " ".join(named) or "none"}
@@ -223,6 +231,10 @@ def scrub(arguments: argparse.Namespace) -> Result:
         detail = f"{found.corrupt} values fail their checksum, {found.unreadable} cannot be read"
         fix = f"hifc-admin fsck {shlex.quote(uri)} --payload --repair deletes them; smart {uri}"
         result.problems.append(Problem("corrupt", uri, detail, ", ".join(named[:3]), fix))
+    unclear = _unclear(uri, found)
+    if unclear:
+        result.problems += unclear
+        result.exit = result.exit or Exit.PARTLY
     return result
 
 

@@ -84,10 +84,11 @@ def top(arguments: argparse.Namespace) -> Result:
         return _prometheus(arguments)
     path = _socket(arguments.uri)
     count = 1 if arguments.once or arguments.json else arguments.count
-    before = owner.ask(path, "stats")
+    before, then_s = owner.ask(path, "stats"), time.monotonic()
     if count == 1:
         time.sleep(arguments.interval)
-        found = rates.between(before, owner.ask(path, "stats"), arguments.interval)
+        after = owner.ask(path, "stats")
+        found = rates.between(before, after, time.monotonic() - then_s)
         return Result(found, rates.lines(found))
     result = Result({"socket": str(path)})
     result.lines = _screens(path, before, arguments.interval, count, result)

@@ -2,7 +2,9 @@
 """Reads every value of an open namespace through its own reads, which verify and quarantine.
 
 Bounded memory: two buffers of half the pool's room are filled in turn, so that the device works on
-one while the other is looked at. A value longer than a buffer is read alone.
+one while the other is looked at. A value longer than a buffer is read alone, and so is one again
+whose read failed: only what the medium itself has lost counts as lost, since a repair deletes it. A
+command that timed out, or a device that went away, says nothing about the value.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from hifc.errors import CorruptionError, HiFCError
+from hifc.errors import CorruptionError, DeviceError, HiFCError
 from hifc.memory import ByteArray
 from hifc.namespace import Entry, Namespace
 from hifc.request import Answer, EventKind
@@ -21,6 +23,8 @@ from hifc.units import page_up
 
 BUFFER_BYTES = 8 << 20
 NAP_MAX_S = 0.1
+SCT_MEDIA = 2
+INTERNAL_ERROR = (0, 0x06)  # what the EIO of the kernel becomes, which hides the status
 
 
 @dataclass
@@ -41,6 +45,8 @@ class Found:
     corrupt: int = 0
     unreadable: int = 0
     gone: int = 0  # listed, and not there when its turn came
+    unclear: int = 0  # could not be read now, and not for the medium's sake
+    first_unclear: str = ""  # the error of the first of them
     lost_keys: list[bytes] = field(default_factory=list)  # corrupt and unreadable ones
 
 
@@ -119,10 +125,12 @@ class _Reader:
         for key in events["key"][events["kind"] == EventKind.QUARANTINED]:
             self._quarantined.add(key.tobytes())
 
-    def _count(self, entry: Entry, status: int) -> None:
+    def _count(self, entry: Entry, status: int | None) -> None:
         found = self.found
         found.bytes_read += entry.length_bytes
-        if status in (Answer.RETRY, Answer.PENDING):
+        if entry.key in self._quarantined:
+            status = -errno.EBADMSG
+        if status not in (Answer.OK, Answer.MISS, -errno.EBADMSG):
             status = self._again(entry)
         if status == Answer.OK:
             found.entries_read += 1
@@ -131,20 +139,30 @@ class _Reader:
             found.lost_keys.append(entry.key)
         elif status == Answer.MISS:
             found.gone += 1
-        else:
+        elif status == -errno.EIO:
             found.unreadable += 1
             found.lost_keys.append(entry.key)
 
-    def _again(self, entry: Entry) -> int:
-        """Alone, and waiting: its answer."""
+    def _again(self, entry: Entry) -> int | None:
+        """Alone, and waiting: its answer; None where it stays unclear, which is counted."""
         try:
             value = self._namespace.get(entry.key)
         except CorruptionError:
             return -errno.EBADMSG
         except HiFCError as error:
-            return error.code or -errno.EIO
+            if isinstance(error, DeviceError) and _is_of_the_medium(error):
+                return -errno.EIO
+            self.found.unclear += 1
+            self.found.first_unclear = self.found.first_unclear or str(error)
+            return None
         self._collect_quarantined()
         return Answer.MISS if value is None else Answer.OK
+
+
+def _is_of_the_medium(error: DeviceError) -> bool:
+    return error.code == -errno.EIO and (
+        error.sct == SCT_MEDIA or (error.sct, error.sc) == INTERNAL_ERROR
+    )
 
 
 def scan(namespace: Namespace, rate: Rate, progress: Callable[[int], None]) -> Found:
