@@ -260,6 +260,13 @@ class Issuer:
             landings=self.landings,
         )
 
+    def held(self) -> npt.NDArray[np.int64]:
+        """What each landing is taken for, whether it has landed or not: row * blocks + block, -1
+        for none; shape (landings,). On a GPU it waits for the stream."""
+        items = _on_host(self._owners).astype(np.int64)
+        rows, blocks = np.divmod(items, 32 * self._words)
+        return np.where(items == _NO_OWNER, -1, rows * self.blocks + blocks)
+
     def bytes_of(self, landing: int) -> ByteArray:
         """The memory of a landing, as long as the ring's longest read: a view of the arena."""
         if not 0 <= landing < self.landings:

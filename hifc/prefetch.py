@@ -57,7 +57,7 @@ class HiFCPrefetcher:
         self.block_tokens = block_tokens
         self.degree = degree
         self.score_min = score_min
-        self._issuer = issuer
+        self.issuer = issuer  # may be replaced by one of as many rows
         self._where = where
         self._capacity = 0
         self._history: Any = None  # (window_size, num_heads, capacity), a ring of steps
@@ -74,7 +74,7 @@ class HiFCPrefetcher:
     def where(self) -> Backend:
         """Where the kernels run."""
         if self._where is None:
-            self._where = backend() if self._issuer is None else self._issuer.where
+            self._where = backend() if self.issuer is None else self.issuer.where
         return self._where
 
     def update(self, attn_weights: Any) -> None:
@@ -99,9 +99,9 @@ class HiFCPrefetcher:
         self._known[slot] = blocks
         self._latest = slot
         self._steps = min(self._steps + 1, self.window_size)
-        if self._issuer is not None:
-            scores = self._scores(self._issuer.rows)
-            self._issuer.issue(scores, self.degree, score_min=self.score_min)
+        if self.issuer is not None:
+            scores = self._scores(self.issuer.rows)
+            self.issuer.issue(scores, self.degree, score_min=self.score_min)
 
     def _weights(self, attn_weights: Any) -> Any:
         """As (batch, heads, queries, keys), where the kernels run, of a type that they take."""
