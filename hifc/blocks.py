@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -231,9 +231,13 @@ class KVBlock:
 
 
 class BlockTable:
-    """The blocks that a process knows, by key and by sequence. Not thread-safe."""
+    """The blocks that a process knows, by key and by sequence. Not thread-safe.
 
-    def __init__(self) -> None:
+    on_change: told of every block that comes into memory or leaves it.
+    """
+
+    def __init__(self, on_change: Callable[[KVBlock], None] | None = None) -> None:
+        self._on_change = on_change
         self._blocks: dict[bytes, KVBlock] = {}
         self._sequences: dict[str | int, dict[bytes, KVBlock]] = {}
         self._resident: dict[bytes, KVBlock] = {}
@@ -262,6 +266,7 @@ class BlockTable:
         if block.resident:
             self._resident[block.key] = block
             self.resident_bytes += block.held_bytes
+        self._tell(block)
 
     def remove(self, key: bytes) -> KVBlock | None:
         """Forgets the block; None if it was not there."""
@@ -276,6 +281,7 @@ class BlockTable:
             del siblings[key]
             if not siblings:
                 del self._sequences[block.sequence]
+        self._tell(block)
         return block
 
     def set_resident(self, block: KVBlock, memory: Any) -> None:
@@ -289,6 +295,11 @@ class BlockTable:
             self.resident_bytes -= block.held_bytes
         block.resident = resident
         block.memory = memory
+        self._tell(block)
+
+    def _tell(self, block: KVBlock) -> None:
+        if self._on_change is not None:
+            self._on_change(block)
 
     def sequence(self, sequence: str | int) -> list[KVBlock]:
         """The blocks of a sequence by depth."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from hifc import codec, gauges
 from hifc import policy as policies
+from hifc.ahead import Ahead
 from hifc.bar import BarProvider
 from hifc.blocks import BlockTable, KVBlock
 from hifc.calls import DELAY_MAX_S, DELAY_MIN_S, RETRY_WAIT_S
@@ -41,7 +42,7 @@ from hifc.policy import HiFCPolicy
 from hifc.prefetch import HiFCPrefetcher
 from hifc.publish import Publisher
 from hifc.recompute import LoadOrRecompute
-from hifc.request import Answer, BlockClass, class_of, key_bytes
+from hifc.request import Answer, BlockClass, class_of, key_bytes, keys_array
 from hifc.scoped import Scoped
 from hifc.sparse_plan import SparseSettings
 from hifc.ticket import Ticket
@@ -88,7 +89,6 @@ class HiFC(Scoped):
             watermark=self.config.watermark,
         )
         self.metrics = Metrics()
-        self.blocks = BlockTable()
         self.prefetcher: HiFCPrefetcher | None = None
         self._compression = (
             codec.compression(self.config.compression_algorithm)
@@ -104,6 +104,10 @@ class HiFC(Scoped):
         self.costs: LoadOrRecompute | None = None  # of the model that was used last
         self._limit_bytes = self.config.memory_budget - self.config.memory_reserved
         self.namespace = open_namespace(self.config, bar)
+        self.ahead = Ahead(
+            self.namespace, self.config.prefetch_degree, self.metrics, self._spare, self._is_here
+        )
+        self.blocks = BlockTable(self.ahead.changed)
         gauges.register(self)
         self._publisher = Publisher(self)
 
@@ -164,6 +168,8 @@ class HiFC(Scoped):
             if block is None:
                 self.metrics.add("miss")
                 return None
+            if not block.resident:
+                self._land(block)
             resident = block.resident
             self.classifier.observe(resident, self.blocks.resident_count)
             if resident:
@@ -186,6 +192,7 @@ class HiFC(Scoped):
         name = key_bytes(key)
         with self._lock:
             self._await_prefetch(name)
+            self.ahead.drop(name)
             block = self.blocks.get(name)
             if block is not None:
                 self._forget(block)
@@ -208,13 +215,13 @@ class HiFC(Scoped):
             self._collect_prefetches()
             room = min(
                 self._limit_bytes - self.blocks.resident_bytes - self._pending_bytes,
-                self.config.swap_buffer_size - self._pending_bytes,
+                self._spare(),
             )
             wanted: list[KVBlock] = []
             for key in items("keys", keys):
                 name = key_bytes(key)
                 block = self.blocks.get(name) or self._find(name)
-                if block is None or block.resident or name in self._prefetches:
+                if block is None or self._is_here(name) or name in self.ahead:
                     continue
                 room -= block.held_bytes
                 if room < 0:
@@ -223,23 +230,27 @@ class HiFC(Scoped):
             return self._start_prefetch(wanted)
 
     def observe_attention(self, attn_weights: Any, keys: Sequence[Any]) -> int:
-        """Feeds the prefetcher with the attention of one step over the blocks named by keys, and
-        prefetches the prefetch_degree blocks that it expects next. Returns how many it started.
+        """Feeds the prefetcher with the attention of one step over the blocks named by keys. Of
+        those that are not in memory, kernels choose the prefetch_degree that are expected most
+        and write them into a request ring. Returns how many. A load uses what has landed.
 
-        attn_weights: as HiFCPrefetcher.update takes it, with one column a block.
+        attn_weights: as HiFCPrefetcher.update takes it, with one column a block. keys: of one
+        sequence, which may grow; where other keys come, the trend begins anew. Prefetched blocks
+        take memory of swap_buffer_size. ConfigError: drive inline, where nothing would read.
         """
-        keys = items("keys", keys)
         if len(getattr(attn_weights, "shape", ())) < 2:
             raise InvalidRequest(
-                "attn_weights is an array of shape (heads, blocks) or (..., heads, queries, blocks)"
+                f"attn_weights: {type(attn_weights).__name__} is no attention, which "
+                "is an array of shape (heads, blocks) or (..., heads, queries, blocks)"
             )
+        names = keys_array(keys)
         with self._lock:
             if self.prefetcher is None:
                 heads = int(attn_weights.shape[0 if len(attn_weights.shape) == 2 else -3])
-                self.prefetcher = HiFCPrefetcher(heads, self.config.prefetch_window)
-            self.prefetcher.update(attn_weights)
-            expected = self.prefetcher.predict_blocks(self.config.prefetch_degree)
-            return self.prefetch([keys[index] for index in expected.tolist() if index < len(keys)])
+                self.prefetcher = HiFCPrefetcher(
+                    heads, self.config.prefetch_window, degree=self.config.prefetch_degree
+                )
+            return self.ahead.observe(self.prefetcher, attn_weights, names, self.blocks)
 
     def offload(self) -> int:
         """Moves every resident block to flash; returns how many left memory."""
@@ -314,16 +325,17 @@ class HiFC(Scoped):
         """Writes resident blocks of class reuse, then closes the namespace. Idempotent."""
         self._publisher.stop()
         with self._lock:
-            if self.namespace.closed:
-                self.namespace.close()
-                return
             try:
-                for name in list(self._prefetches):
-                    self._await_prefetch(name)
-                self._write([b for b in self.blocks.residents() if b.cls == "reuse"])
+                if not self.namespace.closed:
+                    for name in list(self._prefetches):
+                        self._await_prefetch(name)
+                    self._write([b for b in self.blocks.residents() if b.cls == "reuse"])
             finally:
                 self.blocks = BlockTable()
-                self.namespace.close()
+                try:
+                    self.ahead.close()
+                finally:
+                    self.namespace.close()
 
     def _end(self) -> None:
         self.close()
@@ -482,9 +494,7 @@ class HiFC(Scoped):
 
     def _bring_back(self, block: KVBlock) -> ByteArray | None:
         """Reads a block into memory, where it stays; None if it is gone."""
-        if block.key in self._absent:  # the newest of them, so that making room keeps it
-            self._absent[block.key] = self._absent.pop(block.key)
-        memory = self._room(block.size_bytes)
+        memory = self._room_for(block)
         found = self.namespace.get(block.key, out=memory)
         if found is None:
             return None
@@ -495,6 +505,21 @@ class HiFC(Scoped):
             )
         self._returned(block, memory)
         return memory
+
+    def _room_for(self, block: KVBlock) -> ByteArray:
+        if block.key in self._absent:  # the newest of them, so that making room keeps it
+            self._absent[block.key] = self._absent.pop(block.key)
+        return self._room(block.size_bytes)
+
+    def _land(self, block: KVBlock) -> None:
+        """A block that attention made expected is resident, if its bytes have come."""
+        found = self.ahead.find(block)
+        if found is not None:
+            memory = self._room_for(block)
+            memory[:] = found
+            self.ahead.use(block.key)
+            self._returned(block, memory)
+            self._prefetched.add(block.key)
 
     def _returned(self, block: KVBlock, memory: ByteArray) -> None:
         self.blocks.set_resident(block, memory)
@@ -516,6 +541,7 @@ class HiFC(Scoped):
         for index, (block, memory) in enumerate(zip(blocks, memories, strict=True)):
             self._prefetches[block.key] = (ticket, index, memory)
             self._pending_bytes += block.held_bytes
+            self.ahead.changed(block)
         self.metrics.add("prefetch_issued", len(blocks))
         return len(blocks)
 
@@ -534,6 +560,8 @@ class HiFC(Scoped):
         self._pending_bytes -= page_up(memory.size)
         ticket.wait()
         block = self.blocks.get(name)
+        if block is not None:
+            self.ahead.changed(block)
         arrived = int(ticket.answers[index]) == Answer.OK
         if block is not None and not block.resident and arrived:
             self._make_room(block.held_bytes)
@@ -545,13 +573,24 @@ class HiFC(Scoped):
     def _replace(self, name: bytes) -> None:
         """An earlier block of this key goes, also from flash."""
         self._await_prefetch(name)
+        self.ahead.drop(name)
         block = self.blocks.get(name)
         if block is not None:
             self._forget(block)
         if block is None or block.on_flash:
             self.namespace.delete(name)
 
+    def _is_here(self, name: bytes) -> bool:
+        """In memory, or on its way there by `prefetch`."""
+        block = self.blocks.get(name)
+        return name in self._prefetches or (block is not None and block.resident)
+
+    def _spare(self) -> int:
+        """What is left of swap_buffer_size."""
+        return self.config.swap_buffer_size - self._pending_bytes - self.ahead.arena_bytes
+
     def _forget(self, block: KVBlock) -> None:
+        self.ahead.drop(block.key)
         self.policy.remove(block)
         self.blocks.remove(block.key)
         self._prefetched.discard(block.key)

@@ -47,6 +47,7 @@ def register(engine: HiFC) -> None:
     gauge("resident_bytes", "Bytes of resident blocks", lambda: engine.blocks.resident_bytes)
     gauge("blocks", "Blocks known", lambda: len(engine.blocks))
     gauge("hot_ratio", "Share of blocks kept hot", lambda: engine.classifier.hot_ratio)
+    gauge("prefetch_landings", "Room for prefetched blocks", lambda: engine.ahead.landings)
     for place, (name, text) in enumerate(_COSTS.items()):
         gauge(name, f"{text} (the model used last)", functools.partial(_cost, engine, place))
     for name, text in _NAMESPACE.items():

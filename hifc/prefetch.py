@@ -173,12 +173,6 @@ class HiFCPrefetcher:
         count = blocks if degree is None else min(whole("degree", degree, 0), blocks)
         return np.argsort(-scores, axis=1, kind="stable")[:, :count]
 
-    def predict_blocks(self, degree: int) -> npt.NDArray[np.int64]:
-        """The degree blocks with the most expected mass over all heads, most first."""
-        degree = whole("degree", degree, 0)
-        total = self._fetch(self._scores(1))[0]
-        return np.argsort(-total, kind="stable")[:degree]
-
     def reset(self) -> None:
         """Forgets the window: another sequence begins."""
         self._steps = 0

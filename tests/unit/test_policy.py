@@ -192,7 +192,7 @@ def test_prefetcher_window_slides_and_sequences_grow() -> None:
     prefetcher.update(np.array([[0.0, 1.0]]))
     prefetcher.update(np.array([[0.0, 1.0, 2.0]]))
     assert prefetcher.scores()[0] == pytest.approx([0.0, 1.0, 4.0])
-    assert prefetcher.predict_blocks(1).tolist() == [2]
+    assert prefetcher.predict(1).tolist() == [[2]]
     prefetcher.reset()
     assert prefetcher.num_blocks == 0
 
