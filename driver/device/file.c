@@ -93,8 +93,9 @@ static int describe(const struct hifc_file_options *options, const struct hifc_f
     }
     geometry->size_bytes = target->size_bytes / lba * lba;
     if (geometry->size_bytes == 0) {
-        return hifc_fail(-EINVAL, "%.200s: it is empty; remove it and format it with size=, or "
-                         "check the path", options->path);
+        return hifc_fail(-EINVAL, "%.200s: %llu bytes are less than one block; format it "
+                         "with a larger size= (after removing it, if it is there), or check the path",
+                         options->path, (unsigned long long)target->size_bytes);
     }
     geometry->lba_bytes = lba;
     geometry->max_transfer_bytes = options->max_transfer_bytes

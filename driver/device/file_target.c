@@ -97,11 +97,22 @@ int hifc_file_options(const struct hifc_uri *uri, unsigned flags, struct hifc_fi
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+/* Where the kernel's devices are. A file made there would be one in memory under a drive's name. */
+static bool is_device_folder(const char *path)
+{
+    return strncmp(path, "/dev/", 5) == 0 && strncmp(path, "/dev/shm/", 9) != 0;
+}
+
 static int explain_open(const struct hifc_file_options *options, int error)
 {
     const char *path = options->path;
     switch (error) {
     case ENOENT:
+        if (is_device_folder(path)) {
+            return hifc_fail(-ENOENT, "%.200s: no such device; lsblk shows those of the kernel, and "
+                             "a drive that was bound to vfio-pci is spdk://BDF?ns=1 (hifc-admin "
+                             "list)", path);
+        }
         if (options->create) {
             return hifc_fail(-ENOENT, "%.200s: the file or its directory does not exist; make the "
                              "directory, and give size= so that the file can be made", path);
@@ -163,7 +174,8 @@ static int open_path(const struct hifc_file_options *options, struct hifc_file_t
         if (S_ISBLK(status.st_mode) && !options->read_only) {
             flags |= O_EXCL; /* refused while it is mounted or part of a volume */
         }
-    } else if (errno == ENOENT && options->create && options->size_bytes) {
+    } else if (errno == ENOENT && options->create && options->size_bytes &&
+               !is_device_folder(options->path)) {
         flags |= O_CREAT | O_EXCL;
         target->created = true;
     }

@@ -15,6 +15,7 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include "device/spdk.h"
@@ -104,9 +105,22 @@ static void fill_opts(const struct hifc_spdk_target *target, struct spdk_nvme_ct
 
 static int fail_connect(const struct hifc_spdk_target *target)
 {
+    struct rlimit locked;
+    if (target->pcie && strstr(hifc_spdk_log_text(), "Cannot allocate memory") &&
+        getrlimit(RLIMIT_MEMLOCK, &locked) == 0 && locked.rlim_cur != RLIM_INFINITY) {
+        return hifc_fail(-EPERM, "%s: this user may lock %llu bytes of memory, and all that a drive "
+                         "is to reach counts: raise it by LimitMEMLOCK=infinity in a service's "
+                         "unit, or hifc-admin install and a new login; ulimit -l shows it",
+                         target->where, (unsigned long long)locked.rlim_cur);
+    }
+    if (target->pcie && strstr(hifc_spdk_log_text(), "Permission denied")) {
+        return hifc_fail(-EACCES, "%s: this user may not open its group in /dev/vfio; join group "
+                         "hifc and log in anew, or: hifc-admin bind %s --user NAME", target->where,
+                         target->where);
+    }
     if (target->pcie) {
-        return hifc_fail(-ENODEV, "%s: SPDK cannot take it: %s; give this user access to its group "
-                         "in /dev/vfio, and check that it is an NVMe drive and RLIMIT_MEMLOCK",
+        return hifc_fail(-ENODEV, "%s: SPDK cannot take it: %s; check that it is an NVMe drive and "
+                         "that this user may open its group in /dev/vfio",
                          target->where, hifc_spdk_log_text());
     }
     return hifc_fail(-ENODEV, "%s: the target answers but refused the connection: %s; check the "

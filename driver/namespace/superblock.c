@@ -126,9 +126,12 @@ static int nothing_here(struct hifc_blockio *io, const struct copies *copies)
     if (error) {
         return error;
     }
-    return hifc_fail(-ENOMEDIUM, "%s: no HiFC namespace here, but %s; name the right device%s", uri,
-                     found ? found : "nothing that is known",
-                     found ? "" : " or lay one with hifc-admin format");
+    if (!found) {
+        return hifc_fail(-ENOMEDIUM, "%s: no HiFC namespace here, nor anything else that is known; "
+                         "name the right device or lay one with hifc-admin format", uri);
+    }
+    return hifc_fail(-ENOMEDIUM, "%s: no HiFC namespace here, but %s; name the right device", uri,
+                     found);
 }
 
 static int check_geometry(struct hifc_blockio *io, const struct hifc_superblock *sb)

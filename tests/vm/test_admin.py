@@ -255,12 +255,13 @@ def test_udev_opens_the_bound_drives_group_and_no_other_one(
         (other.path / "driver_override").write_text("\n")
 
 
-def use_as(uid: int, gid: int, uri: str) -> subprocess.CompletedProcess[str]:
-    """By a process without any privilege, with the limit of limits.d/hifc.conf."""
+def use_as(
+    uid: int, gid: int, uri: str, locked_bytes: int = resource.RLIM_INFINITY
+) -> subprocess.CompletedProcess[str]:
+    """By a process without any privilege, by default with the limit of limits.d/hifc.conf."""
 
     def lift() -> None:
-        unlimited = resource.RLIM_INFINITY
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (unlimited, unlimited))
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (locked_bytes, locked_bytes))
 
     command = [sys.executable, "-P", "-c", USE, str(uid), str(gid), uri]
     return subprocess.run(
@@ -277,6 +278,11 @@ def test_members_of_the_group_use_it_without_root(
     assert (done.returncode, done.stdout) == (0, "used\n"), done.stderr
     done = use_as(UNKNOWN_UID, UNKNOWN_UID, given.uri)
     assert done.returncode != 0
+    assert "NotPermitted" in done.stderr
+    assert "may not open its group" in done.stderr
+    done = use_as(UNKNOWN_UID, installed, given.uri, locked_bytes=64 << 10)
+    assert done.returncode != 0
+    assert "may lock 65536 bytes" in done.stderr
     assert admin("unbind", given.pci.bdf) == Exit.DONE, admin.err
     # The kernel sees an intact drive, and HiFC's namespace on it through the kernel.
     node = given.pci.block_device()
