@@ -184,8 +184,15 @@ def test_what_dead_processes_left_goes_and_the_rest_stays(
     assert document["data"]["freed_bytes"] >= 100
     assert not [name for name in gone if host.path(name).exists()]
     assert all(host.path(name).exists() for name in [*alive, *others, "/run/dpdk/spdk_pid1"])
-    assert on_host("cleanup") == Exit.DONE
-    assert on_host.out == "nothing was left\n"
+    for words, said in (
+        (["cleanup"], "nothing was left\n"),
+        (
+            ["cleanup", "--dry-run"],
+            "would change nothing\n",
+        ),
+    ):
+        assert on_host(*words) == Exit.DONE
+        assert on_host.out == said
 
 
 def test_sockets_nobody_listens_on(host: Host, on_host: Shell) -> None:

@@ -62,7 +62,7 @@ def bind(
                 problems.append(_not_installed(bdf))
         data |= {"steps": plan.lines(), "changed": bool(plan.steps) and not dry_run}
         if dry_run:
-            return Result(data, [f"would {line}" for line in plan.lines()], problems)
+            return Result(data, plan.would(), problems)
         plan.run(announce)
         lines = [f"{bdf} is with {options.driver}: spdk://{bdf}?ns=1"]
         return Result(data, lines, problems)

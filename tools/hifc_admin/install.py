@@ -85,7 +85,7 @@ def install(arguments: argparse.Namespace) -> Result:
     data: dict[str, object] = {"steps": plan.lines()}
     data["changed"] = bool(plan.steps) and not arguments.dry_run
     if arguments.dry_run:
-        return Result(data, [f"would {line}" for line in plan.lines()], problems)
+        return Result(data, plan.would(), problems)
     plan.run(arguments.announce)
     return Result(data, ["installed" if plan.steps else "all is in place already"], problems)
 

@@ -81,6 +81,10 @@ class Plan:
     def lines(self) -> list[str]:
         return [step.what for step in self.steps]
 
+    def would(self) -> list[str]:
+        """What a dry run shows."""
+        return would(self.lines())
+
     def run(self, announce: Callable[[str], None]) -> None:
         """Says all steps, then does them. Raises Failure where one failed; then all are undone."""
         begun: list[Step] = []
@@ -117,6 +121,11 @@ class Plan:
             problem = Problem("not-restored", self.subject, detail, problem.evidence, problem.fix)
         exit_code = error.exit if isinstance(error, Failure) and not left else Exit.FAILED
         raise Failure(exit_code, problem) from error
+
+
+def would(steps: list[str]) -> list[str]:
+    """What a dry run shows to people: silence could be taken for a failure."""
+    return [f"would {step}" for step in steps] or ["would change nothing"]
 
 
 def _put_back(system: System, name: str, text: str | None) -> None:

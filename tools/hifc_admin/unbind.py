@@ -47,7 +47,7 @@ def unbind(system: System, bdf: str, announce: Callable[[str], None], dry_run: b
         _plan_forget(plan, system, drive, record)
         data |= {"steps": plan.lines(), "changed": bool(plan.steps) and not dry_run}
         if dry_run:
-            return Result(data, [f"would {line}" for line in plan.lines()])
+            return Result(data, plan.would())
         plan.run(announce)
         if not moves:
             return Result(data, [f"{bdf} is with {drive.driver} already"])

@@ -167,8 +167,7 @@ def cleanup(arguments: argparse.Namespace) -> Result:
         "changed": bool(plan.steps) and not arguments.dry_run,
     }
     if arguments.dry_run:
-        shown = [f"would {line}" for line in plan.lines()] or ["nothing was left"]
-        return Result(data, shown, problems)
+        return Result(data, plan.would(), problems)
     plan.run(arguments.announce)
     gone = [item for item in leftovers if not system.exists(item.name)]
     data["freed_bytes"] = sum(item.size_bytes for item in gone)
