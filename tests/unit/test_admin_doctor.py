@@ -122,6 +122,14 @@ def test_what_cannot_be_checked_is_no_pass(host: Host) -> None:
     assert "not for you" in row.finding.evidence
 
 
+def test_what_an_engine_keeps_from_being_checked_is_no_matter_of_root(host: Host) -> None:
+    def busy(_: Scene) -> Any:
+        raise DeviceBusy("in use by pid 7", holders=(7,))
+
+    (row,) = doctor.run(scene(host), [("busy", busy)])
+    assert "process 7" in row.finding.fix
+
+
 def test_bugs_are_not_hidden(host: Host) -> None:
     def broken(_: Scene) -> Any:
         raise AssertionError("a bug")
@@ -470,6 +478,10 @@ def test_the_limit_that_an_engine_runs_with(host: Host) -> None:
     assert status_of(scene(host, engines=one), "engine's locked memory") is None
     host.put("/proc/4711/limits", limits.format(8388608, 8388608))
     assert status_of(scene(host, engines=one), "engine's locked memory") is Status.WARN
+    host.put("/proc/4711/status", "Name:\tpython\nCapEff:\t0000000000000000\n")
+    assert status_of(scene(host, engines=one), "engine's locked memory") is Status.WARN
+    host.put("/proc/4711/status", "Name:\tpython\nCapEff:\t000001ffffffffff\n")
+    assert status_of(scene(host, engines=one), "engine's locked memory") is None
 
 
 def test_a_real_engine_is_found_and_well(

@@ -96,6 +96,16 @@ def test_an_answer_that_never_ends_is_cut_short(
     thread.join(10)
 
 
+def test_what_a_program_published_is_shown_as_counters(admin: Shell, short: Path) -> None:
+    stats = {"ok": True, "uri": "ram://", "entries": 3, "published": {"hit": 7, "miss": 0}}
+    with pretend(short / "a.sock", {"stats": json.dumps(stats).encode()}):
+        assert admin("stats", f"{short}/a.sock") == 0
+    assert [line.split() for line in admin.out.splitlines()[-2:]] == [
+        ["entries", "3"],
+        ["hit", "7"],
+    ]
+
+
 def test_the_owner_is_found_by_medium(short: Path) -> None:
     disk = short / "kv.hifc"
     disk.touch()
@@ -144,7 +154,9 @@ def test_an_error_of_the_owner_is_shown(admin: Shell, short: Path) -> None:
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.touch()])
 def test_nobody_there(admin: Shell, short: Path, make: Callable[[Path], None]) -> None:
     make(short / "a.sock")
-    assert admin.json("stats", f"{short}/a.sock")[0] == Exit.FAILED
+    for words in (["stats"], ["top", "--once"]):
+        code, document = admin.json(*words, f"{short}/a.sock")
+        assert (code, code_of(document)) == (Exit.PREREQUISITE, "not-owned")
 
 
 def test_a_device_without_an_owner(admin: Shell, short: Path) -> None:

@@ -33,14 +33,14 @@ def smart(arguments: argparse.Namespace) -> Result:
 def health_log(uri: str) -> bytes:
     """The log page, from the process that owns the device if there is one; else from the device,
     whatever stands on it. Raises Failure where it has none."""
-    path = owner.find(uri)
-    if path is not None:
-        return bytes.fromhex(owner.ask(path, "health")["log"])
     medium = target.parse(uri)
     if medium.scheme == "ram" or (medium.scheme == "file" and not medium.is_block_device):
         detail = "this is no drive, so it has no health log"
         fix = "name the drive below it: hifc-admin list"
         raise Failure(Exit.USAGE, Problem("no-drive", uri, detail, fix=fix))
+    path = owner.find(uri)
+    if path is not None:
+        return bytes.fromhex(owner.ask(path, "health")["log"])
     found = device.device_info(uri)
     if found.health is None:
         problem = Problem("not-supported", uri, found.health_problem)

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from hifc.errors import HiFCError
 from hifc_admin import iommu, text
 from hifc_admin.drives import Drive, Gpu
+from hifc_admin.failures import failure_of
 from hifc_admin.result import Exit, Failure, Problem, Result, Severity
 from hifc_admin.system import System
 
@@ -118,8 +119,8 @@ def _findings(scene: Scene, check: Check) -> Iterator[Finding]:
     except Failure as failure:
         yield of_problem(failure.problem, Status.WARN)
     except (OSError, HiFCError) as error:
-        fix = "run it as root on the host itself"
-        yield warned("could not check", str(error), fix)
+        fix = failure_of(error, scene.uri or "doctor").problem.fix
+        yield warned("could not check", str(error), fix or "run it as root on the host itself")
 
 
 def report(uri: str | None, rows: list[Row], as_json: bool) -> Result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 from collections.abc import Callable, Iterator
 
 from hifc_admin.doctor import Check, Checks, Engine, Finding, Scene, failed, passed, warned
@@ -12,6 +13,7 @@ from hifc_admin.text import size
 
 PAGE_BYTES_2M = 2 << 20
 # A share says something from this many on.
+CAP_IPC_LOCK = 14  # of linux/capability.h
 COUNT_MIN = 1000
 ACCURACY_LOW = 0.5
 HIT_LOW = 0.2
@@ -27,13 +29,13 @@ def errors(engine: Engine) -> Iterator[Finding]:
         yield failed(
             f"the device failed {failures} commands",
             f"device_error_count on {engine.socket}",
-            f"hifc-admin smart {engine.uri}; the engine's log has the status of each",
+            f"hifc-admin smart {shlex.quote(engine.uri)}; the engine's log has the status of each",
         )
     if corrupt:
         yield failed(
             f"{corrupt} values did not match their checksum",
             f"corrupt_count on {engine.socket}",
-            f"once the engine has stopped: hifc-admin fsck {engine.uri} --payload",
+            f"once the engine has stopped: hifc-admin fsck {shlex.quote(engine.uri)} --payload",
         )
     if not failures and not corrupt:
         yield passed("no command failed, no checksum differed")
@@ -46,7 +48,7 @@ def space(engine: Engine) -> Iterator[Finding]:
         yield failed(
             f"{stats['segments_damaged']} segments are damaged: {size(lost)} are not used",
             f"segments_damaged on {engine.socket}",
-            f"once the engine has stopped: hifc-admin fsck {engine.uri} --repair",
+            f"once the engine has stopped: hifc-admin fsck {shlex.quote(engine.uri)} --repair",
         )
     if stats["no_space_count"]:
         yield warned(
@@ -150,8 +152,13 @@ def prefetch(engine: Engine) -> Iterator[Finding]:
 
 
 def engine_limits(scene: Scene) -> Iterator[Finding]:
-    """The limit that each process runs with, whatever a new login would get."""
+    """The limit that each process runs with, whatever a new login would get. None holds for one
+    with CAP_IPC_LOCK, such as root's."""
     for engine in scene.engines:
+        status = scene.system.attribute(f"/proc/{engine.pid}/status") or ""
+        effective = re.search(r"^CapEff:\s+([0-9a-f]+)", status, re.M)
+        if effective is not None and int(effective[1], 16) & 1 << CAP_IPC_LOCK:
+            continue
         limits = scene.system.attribute(f"/proc/{engine.pid}/limits") or ""
         match = re.search(r"^Max locked memory\s+(\S+)", limits, re.M)
         pool = int(engine.stats["buffer_size_bytes"])

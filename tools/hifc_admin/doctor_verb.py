@@ -16,6 +16,7 @@ from hifc_admin import (
     target,
 )
 from hifc_admin import system as systems
+from hifc_admin.accounts import find_user
 from hifc_admin.doctor import Engine, Scene
 from hifc_admin.drives import all_drives, all_gpus, parse_bdf
 from hifc_admin.parsing import Verbs, add_verb
@@ -52,10 +53,13 @@ def register(verbs: Verbs) -> None:
 
 def examine(arguments: argparse.Namespace) -> Result:
     uri = arguments.uri
-    seen = scene_of(systems.of(arguments), uri, arguments.user)
+    system = systems.of(arguments)
     if arguments.measure and uri is None:
         problem = Problem("usage", "doctor", "--measure wants a URI", fix="name the device")
         raise Failure(Exit.USAGE, problem)
+    if arguments.user is not None:
+        find_user(system, arguments.user)
+    seen = scene_of(system, uri, arguments.user)
     rows = doctor.run(seen, ALL_CHECKS)
     if arguments.measure:
         checks = [("throughput", lambda _: doctor_measure.measured(uri, rows))]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import shlex
 
 from hifc import errors
 from hifc_admin.result import Exit, Failure, Problem
@@ -13,6 +14,7 @@ _CODES: tuple[tuple[type[Exception], str, Exit], ...] = (
     (errors.NotPermitted, "not-permitted", Exit.PREREQUISITE),
     (errors.LibraryError, "library", Exit.PREREQUISITE),
     (errors.NotSupported, "not-supported", Exit.PREREQUISITE),
+    (errors.BufferExhausted, "no-memory", Exit.PREREQUISITE),
     (errors.DeviceBusy, "in-use", Exit.REFUSED),
     (errors.ConfigError, "bad-argument", Exit.USAGE),
     (errors.CorruptionError, "corrupt", Exit.FAILED),
@@ -48,7 +50,16 @@ def failure_of(error: Exception, subject: str) -> Failure:
 def _fix(error: Exception, subject: str) -> str:
     if isinstance(error, errors.NotPermitted):
         return error.fix
-    if isinstance(error, errors.DeviceBusy):
-        owner = f" (process {', '.join(map(str, error.holders))})" if error.holders else ""
-        return f"ask the process that owns it{owner}: hifc-admin stats {subject}, or stop it first"
+    if isinstance(error, errors.DeviceBusy) and error.holders:
+        owner = f" (process {', '.join(map(str, error.holders))})"
+        stats = f"hifc-admin stats {shlex.quote(subject)}"
+        return f"ask the process that owns it{owner}: {stats}, or stop it first"
+    if isinstance(error, errors.BufferExhausted) and subject.startswith("spdk"):
+        return "hifc-admin hugepages shows them; --count N reserves more"
+    if isinstance(error, PermissionError):
+        return "run it as root, or as a user who may"
+    if isinstance(error, ConnectionRefusedError):
+        return "nobody listens there any more: hifc-admin status"
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return f"{error.filename} is missing: check the path, or what --sysroot names"
     return ""

@@ -12,7 +12,7 @@ from hifc_admin import memory, text
 from hifc_admin import system as systems
 from hifc_admin.host_verbs import require_root
 from hifc_admin.memory import HugePages
-from hifc_admin.parsing import ALL_OPTIONS, Verbs, add_verb
+from hifc_admin.parsing import ALL_OPTIONS, Verbs, add_verb, whole_number
 from hifc_admin.plan import Plan
 from hifc_admin.result import Exit, Failure, Problem, Result
 from hifc_admin.system import System
@@ -27,16 +27,12 @@ def register(verbs: Verbs) -> None:
         "hifc-admin hugepages --count 1024 --node 0 --persist",
         honours=ALL_OPTIONS,
     )
-    parser.add_argument("--count", type=_count, metavar="N", help="how many there should be")
+    parser.add_argument(
+        "--count", type=whole_number(0), metavar="N", help="how many there should be"
+    )
     parser.add_argument("--size", help="of one page: 2MiB or 1GiB (default: the host's own)")
-    parser.add_argument("--node", type=_count, metavar="N", help="on this NUMA node only")
+    parser.add_argument("--node", type=whole_number(0), metavar="N", help="on this NUMA node only")
     parser.add_argument("--persist", action="store_true", help="also at each boot")
-
-
-def _count(written: str) -> int:
-    if not written.isdigit():
-        raise argparse.ArgumentTypeError(f"{written!r} is no whole number")
-    return int(written)
 
 
 def hugepages(arguments: argparse.Namespace) -> Result:
@@ -138,7 +134,7 @@ def _result(system: System, plan: Plan, dry_run: bool) -> Result:
         "changed": bool(plan.steps) and not dry_run,
     }
     if dry_run:
-        return Result(data, [f"would {line}" for line in plan.lines()])
+        return Result(data, plan.would())
     return Result(data, lines(found, mounts))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hifc_admin import owner, prometheus, rates
-from hifc_admin.parsing import Verbs, add_verb
+from hifc_admin.parsing import Verbs, add_verb, whole_number
 from hifc_admin.result import Exit, Failure, Problem, Result
 from hifc_admin.stats_text import stats_lines
 
@@ -52,7 +52,9 @@ def register(verbs: Verbs) -> None:
         default=1.0,
         help="between two looks (default: 1)",
     )
-    parser.add_argument("--count", metavar="N", type=int, help="stop after so many screens")
+    parser.add_argument(
+        "--count", metavar="N", type=whole_number(1), help="stop after so many screens"
+    )
     parser.add_argument("--once", action="store_true", help="one screen; --json implies it")
     parser.add_argument(
         "--prometheus",

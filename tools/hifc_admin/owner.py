@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import socket
 import time
 from collections.abc import Iterator
@@ -23,12 +24,18 @@ FOLDERS = ("run/hifc", "run/user/*/hifc", "tmp/hifc-*")
 
 
 def ask(path: Path, request: str) -> dict[str, Any]:
-    """The owner's answer without its "ok". Raises OSError where nobody answers, and Failure."""
+    """The owner's answer without its "ok". Raises OSError where it fails to answer, and Failure,
+    also where nobody listens."""
     reply = bytearray()
     deadline_s = time.monotonic() + TIMEOUT_S
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(TIMEOUT_S)
-        connection.connect(str(path))
+        try:
+            connection.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            fix = "hifc-admin status shows the engines that run"
+            problem = Problem("not-owned", str(path), "nobody listens there", str(error), fix)
+            raise Failure(Exit.PREREQUISITE, problem) from error
         connection.sendall(f"{request}\n".encode())
         while (chunk := connection.recv(65536)) and len(reply) <= REPLY_MAX_BYTES:
             reply += chunk
@@ -84,7 +91,7 @@ def socket_of(name: str) -> Path:
             name,
             "no process that you may ask has this device open",
             f"sockets looked for in {', '.join('/' + folder for folder in FOLDERS)}",
-            f"hifc-admin info {name}",
+            f"hifc-admin info {shlex.quote(name)}",
         )
         raise Failure(Exit.PREREQUISITE, problem)
     return path

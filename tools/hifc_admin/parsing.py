@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn, TypeAlias
 
 from hifc_admin.result import Exit, Failure, Problem, Result
@@ -23,6 +24,24 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         fix = f"{self.prog} --help"
         raise Failure(Exit.USAGE, Problem("usage", self.prog, message, fix=fix))
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """For argparse: a whole number that is at least so much."""
+
+    def parse(written: str) -> int:
+        if not written.isdecimal() or int(written) < least:
+            raise argparse.ArgumentTypeError(f"{written!r} is no whole number from {least} on")
+        return int(written)
+
+    return parse
+
+
+def _folder(written: str) -> str:
+    """A misspelt one would look like a host without drives, and be made by what writes below it."""
+    if not Path(written).is_dir():
+        raise argparse.ArgumentTypeError(f"{written!r} is no folder")
+    return written
 
 
 def add_common_options(parser: argparse.ArgumentParser, *, is_verb: bool) -> None:
@@ -46,6 +65,7 @@ def add_common_options(parser: argparse.ArgumentParser, *, is_verb: bool) -> Non
     parser.add_argument(
         "--sysroot",
         metavar="DIR",
+        type=_folder,
         default=default("/"),
         help="look at the files below DIR instead of at this host (default: /)",
     )

@@ -13,8 +13,10 @@ from hifc_admin.rates import QUANTILES
 
 def stats_lines(stats: Mapping[str, Any]) -> list[str]:
     """Sizes with units, the rest as it is, in the order of struct hifc_stats, whose names these
-    are. What never happened is left out."""
-    return text.pairs((name, _shown(name, value)) for name, value in stats.items() if _any(value))
+    are, and those that the program published below them. What never happened is left out."""
+    rows = [(name, value) for name, value in stats.items() if name != "published"]
+    rows += stats.get("published", {}).items()
+    return text.pairs((name, _shown(name, value)) for name, value in rows if _any(value))
 
 
 def _any(value: object) -> bool:

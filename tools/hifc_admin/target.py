@@ -84,7 +84,8 @@ def _ids_of_drive(target: Target) -> list[str]:
             ids = [f"{found.serial}/{found.nsid}", found.eui64, found.nguid]
             return [name for name in ids if name]
     detail = "a device of this kind has nothing that names it for good"
-    problem = Problem("identity-unknown", target.uri, detail)
+    fix = "a program lays a namespace there by itself: hifc.Namespace.format"
+    problem = Problem("identity-unknown", target.uri, detail, fix=fix)
     raise Failure(Exit.REFUSED, problem)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hifc.errors import InvalidRequest
 from hifc_admin import progress, target, text
-from hifc_admin.parsing import Verbs, add_verb
+from hifc_admin.parsing import Verbs, add_verb, whole_number
 from hifc_admin.result import Exit, Failure, Problem, Result, Severity
 
 if TYPE_CHECKING:
@@ -55,25 +55,28 @@ def register(verbs: Verbs) -> None:
     parser.add_argument(
         "--tokens",
         metavar="N",
-        type=int,
+        type=whole_number(1),
         default=TOKENS,
         help="of the text, if it has as many (default: %(default)s)",
     )
     parser.add_argument(
         "--score",
         metavar="N",
-        type=int,
+        type=whole_number(1),
         help=f"the last tokens, compared one by one (default: a quarter, at most {SCORED_MAX})",
     )
     parser.add_argument(
         "--generate",
         metavar="N",
-        type=int,
+        type=whole_number(0),
         default=32,
         help="tokens that the model writes itself (default: %(default)s)",
     )
     parser.add_argument(
-        "--chunk", metavar="N", type=int, help="tokens a forward of the prompt (default: all)"
+        "--chunk",
+        metavar="N",
+        type=whole_number(1),
+        help="tokens a forward of the prompt (default: all)",
     )
     parser.add_argument(
         "--resident",
@@ -137,6 +140,8 @@ def _check(arguments: argparse.Namespace) -> None:
             _usage(str(arguments.report), "its folder is not there")
     if not arguments.text.is_file():
         _usage(str(arguments.text), "there is no such text file")
+    if arguments.device is not None:
+        target.parse(arguments.device)
     if arguments.tolerance is not None and not arguments.tolerance >= 0:
         _usage("--tolerance", f"{arguments.tolerance} is no difference: use 0 or more")
     missing = [name for name in wanted if importlib.util.find_spec(name) is None]
