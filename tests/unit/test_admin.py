@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from admin_shell import Shell, code_of
+from hifc.errors import BufferExhausted, DeviceBusy
 from hifc_admin import smart_log, target, text
+from hifc_admin.failures import failure_of
 from hifc_admin.main import main
 from hifc_admin.result import Exit, Failure
 from hifc_admin.system import System
@@ -58,6 +61,10 @@ def test_format_does_not_create_what_was_not_confirmed(admin: Shell, uri: str, p
         ["info"],
         ["format", "file:///x", "--segment-size", "7 apples"],
         ["list-keys", "ram://", "--limit", "many"],
+        ["list-keys", "ram://", "--limit", "-1"],
+        ["top", "--count", "0"],
+        ["hugepages", "--count", "-1"],
+        ["verify", "model", "--text", "text", "--tokens", "0"],
     ],
 )
 def test_wrong_usage(admin: Shell, words: list[str]) -> None:
@@ -189,7 +196,7 @@ def test_sizes_for_people() -> None:
 # ---- options that stand before the verb
 
 
-@pytest.mark.parametrize("option", [["--dry-run"], ["--sysroot", "/nowhere"]])
+@pytest.mark.parametrize("option", [["--dry-run"], ["--sysroot", "/usr"]])
 def test_an_option_that_a_verb_would_ignore_is_refused(
     admin: Shell, uri: str, option: list[str]
 ) -> None:
@@ -247,3 +254,57 @@ def test_a_dry_run_of_format_in_a_folder_that_is_missing(admin: Shell, path: Pat
     missing = path.parent / "none" / "kv"
     command = ["format", f"file://{missing}?size=16MiB", "--confirm", str(missing)]
     assert admin(*command) == admin(*command, "--dry-run") == Exit.FAILED
+
+
+@pytest.mark.parametrize("words", [["list"], ["install"], ["hugepages"]])
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.touch()])
+def test_a_sysroot_that_is_no_folder_is_refused_and_not_made(
+    admin: Shell, tmp_path: Path, words: list[str], make: Callable[[Path], None]
+) -> None:
+    root = tmp_path / "misspelt"
+    make(root)
+    code, document = admin.json("--sysroot", str(root), *words)
+    assert (code, code_of(document)) == (Exit.USAGE, "usage")
+    assert not root.is_dir()
+
+
+def test_what_the_sysroot_lacks_is_named(admin: Shell, tmp_path: Path) -> None:
+    code, document = admin.json("--sysroot", str(tmp_path), "status")
+    assert (code, code_of(document)) == (Exit.FAILED, "system")
+    assert f"{tmp_path.resolve()}/proc" in document["problems"][0]["fix"]
+
+
+# ---- commands that a fix names can be pasted
+
+
+@pytest.mark.parametrize("words", [["stats"], ["top", "--once"], ["erase"], ["bench"]])
+def test_a_uri_in_a_fix_is_quoted(admin: Shell, uri: str, words: list[str]) -> None:
+    assert admin(*words, uri) != Exit.DONE
+    assert f" '{uri}'" in admin.err
+
+
+def test_no_huge_pages_is_a_missing_prerequisite() -> None:
+    found = failure_of(BufferExhausted("0 huge pages are free"), "spdk://0000:3b:00.0?ns=1")
+    assert (found.exit, found.problem.code) == (Exit.PREREQUISITE, "no-memory")
+    assert "hifc-admin hugepages" in found.problem.fix
+
+
+def test_doctor_of_a_user_who_is_not_there(admin: Shell) -> None:
+    code, document = admin.json("doctor", "--user", "no-such-user")
+    assert (code, code_of(document)) == (Exit.USAGE, "no-such-user")
+
+
+def test_only_an_engine_is_asked_to_stop() -> None:
+    uri = "spdk://0000:3b:00.0?ns=1"
+    message = "nvme has it, not vfio-pci; bind it: hifc-admin bind 0000:3b:00.0"
+    assert failure_of(DeviceBusy(message), uri).problem.fix == ""
+    assert "process 7" in failure_of(DeviceBusy("in use", holders=(7,)), uri).problem.fix
+
+
+@pytest.mark.parametrize("option", [[], ["--dry-run"]])
+def test_no_file_is_made_among_the_devices(admin: Shell, option: list[str]) -> None:
+    path = Path("/dev/nvme7n1-of-a-test")
+    uri = f"file://{path}?size=16MiB"
+    assert admin("format", uri, "--confirm", str(path), *option) == Exit.FAILED
+    assert "no such device" in admin.err
+    assert not path.exists()

@@ -503,7 +503,7 @@ def test_too_few_huge_pages(host: Host, on_host: Shell) -> None:
     code, document = on_host.json("bind", BDF)
     assert (code, code_of(document)) == (Exit.PREREQUISITE, "huge-pages")
     assert document["problems"][0]["evidence"] == "35 of 64 are free; 4 of 1 GiB do not count"
-    assert document["problems"][0]["fix"] == "hifc-admin hugepages --count 100"
+    assert document["problems"][0]["fix"] == "hifc-admin hugepages --count 148"
     assert is_with_the_kernel(host, node)
 
 

@@ -72,6 +72,13 @@ def test_fsck_of_a_sound_namespace(admin: Shell, uri: str) -> None:
     assert document["problems"] == []
 
 
+def test_fsck_repair_of_a_sound_namespace(admin: Shell, uri: str) -> None:
+    assert admin("fsck", uri, "--repair", "--dry-run") == 0
+    assert admin.out.endswith("\nwould change nothing\n")
+    assert admin("fsck", uri, "--repair") == 0
+    assert "entries lost with them or before: 0\n" in admin.out
+
+
 def test_fsck_finds_a_flipped_bit_and_changes_nothing(admin: Shell, uri: str, path: Path) -> None:
     flip(path, 4)
     image = path.read_bytes()

@@ -7,11 +7,13 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from admin_shell import Shell, code_of
 from hifc.namespace import Namespace
+from hifc_admin import scan
 from hifc_admin.result import Exit
 
 SIZE = "16MiB"
@@ -193,3 +195,32 @@ def test_smart_of_a_file_is_not_to_be_had(admin: Shell, uri: str, path: Path) ->
     format_at(admin, uri, path)
     code, document = admin.json("smart", uri)
     assert (code, code_of(document)) == (Exit.USAGE, "no-drive")
+    # Whether an engine has it makes no difference.
+    with Namespace.open(uri):
+        code, document = admin.json("smart", uri)
+    assert (code, code_of(document)) == (Exit.USAGE, "no-drive")
+
+
+@pytest.mark.parametrize("size_bytes", [0, 6])
+def test_a_file_smaller_than_a_block(admin: Shell, path: Path, size_bytes: int) -> None:
+    path.write_bytes(bytes(size_bytes))
+    assert admin("info", f"file://{path}") == Exit.USAGE
+    assert f"{size_bytes} bytes are less than one block" in admin.err
+
+
+@pytest.mark.parametrize("words", [["info"], ["list-keys"], ["dump", "00" * 16]])
+def test_a_look_takes_little_of_the_pool(
+    admin: Shell, uri: str, path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """Huge pages may be scarce, and format must not fail after it formatted."""
+    asked = []
+    real = Namespace.open
+
+    def open_it(*args: Any, **options: Any) -> Namespace:
+        asked.append(options.get("pool_size"))
+        return real(*args, **options)
+
+    monkeypatch.setattr(Namespace, "open", open_it)
+    format_at(admin, uri, path)
+    admin(words[0], uri, *words[1:])
+    assert asked == [scan.LOOK_POOL_BYTES] * 2

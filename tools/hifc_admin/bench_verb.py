@@ -129,7 +129,7 @@ def _check(arguments: argparse.Namespace) -> None:
     )
     for option, value, least, most in limits:
         if not least <= value <= most:
-            _usage(arguments, f"{option} is {value:g}: use {least:g} to {most:g}")
+            _usage(arguments, f"{option} is {value}: use {least} to {most}")
     if arguments.read_only and set(arguments.load or ()) - set(READING):
         _usage(arguments, f"with --read-only, --load is {' or '.join(READING)}")
     if arguments.baseline and not (
@@ -173,7 +173,7 @@ def reading(uri: str, depth: int) -> Iterator[tuple[Namespace, KeyArray, int, in
     """A namespace open for reading with room for that many of its values; up to KEYS_MAX of its
     keys, the longest value and the sum of their lengths, in bytes. Raises Failure where there is
     none."""
-    with Namespace.open(uri, read_only=True) as namespace:
+    with scan.look(uri) as namespace:
         entries = [
             (entry.key, entry.length_bytes)
             for entry, _ in zip(namespace.list(), range(KEYS_MAX), strict=False)
@@ -218,15 +218,21 @@ def _read_and_write(arguments: argparse.Namespace) -> Ran:
 def _count(arguments: argparse.Namespace) -> int:
     """How many values the data set has. Looked at read-only: a writable open of a namespace that is
     nearly full makes room by evicting. Raises Failure where too little is free."""
-    with Namespace.open(arguments.uri, read_only=True) as namespace:
+    with scan.look(arguments.uri) as namespace:
         stats = namespace.stats()
     spared = SEGMENTS_SPARED * stats.segment_size_bytes
     room = max(0, stats.segments_free * stats.segment_size_bytes - spared)
     held = page_up(arguments.size)
     count: int = min(arguments.data // held, room // ROOM_SHARE // held, KEYS_MAX)
-    if count < max(2 * arguments.depth, SWAP_BATCH):
+    least = max(2 * arguments.depth, SWAP_BATCH)
+    if arguments.data // held < least:
+        shown = text.size(arguments.data)
+        detail = f"--data {shown} is too little: {least} values of {text.size(held)} are needed"
+        fix = f"--data {least * held} or more, or a smaller --size or --depth"
+        raise Failure(Exit.USAGE, Problem("bad-argument", arguments.uri, detail, fix=fix))
+    if count < least:
         detail = f"too little is free: {text.size(room)} for values of {text.size(arguments.size)}"
-        fix = "a smaller --size or --depth, more --data, or --read-only"
+        fix = "a smaller --size or --depth, or --read-only"
         raise Failure(Exit.FAILED, Problem("no-space", arguments.uri, detail, fix=fix))
     return count
 

@@ -22,6 +22,7 @@ from hifc.stats import CheckResult, NamespaceStats
 from hifc_admin import progress, scan, text
 from hifc_admin.medium_verbs import size
 from hifc_admin.parsing import Verbs, add_verb
+from hifc_admin.plan import would
 from hifc_admin.result import Exit, Failure, Problem, Result, Severity
 
 KEYS_NAMED_MAX = 100
@@ -68,12 +69,13 @@ def _at_rest(arguments: argparse.Namespace) -> Iterator[None]:
     try:
         yield
     except DeviceBusy as error:
+        if not error.holders:
+            raise  # no engine: the kernel has the drive, say
         pids = " ".join(map(str, error.holders))
         fix = (
             f"an engine verifies each value that it reads: hifc-admin stats "
-            f"{shlex.quote(arguments.uri)} shows corrupt_count; to verify all of them, stop it"
-            + (f" (process {pids})" if pids else "")
-            + " and repeat"
+            f"{shlex.quote(arguments.uri)} shows corrupt_count; to verify all of them, stop it "
+            f"(process {pids}) and repeat"
         )
         problem = Problem("in-use", arguments.uri, str(error), fix=fix)
         raise Failure(Exit.REFUSED, problem) from error
@@ -120,7 +122,7 @@ def fsck(arguments: argparse.Namespace) -> Result:
         return result
     if arguments.dry_run:
         data["steps"] = _steps(before, payload)
-        result.lines = [*result.lines, *(f"would {step}" for step in data["steps"])]
+        result.lines = [*result.lines, *would(data["steps"])]
         return result
     return _repair(arguments, before)
 
@@ -176,9 +178,12 @@ def _repair(arguments: argparse.Namespace, before: _Look) -> Result:
         "entries_deleted": len(deleted),
         "keys_deleted": [key.hex() for key in deleted[:KEYS_NAMED_MAX]],
     }
+    lost = str(before.stats.recovery_damaged)
+    if repaired.segments_damaged:
+        lost = f"not known; {lost} counted"
     lines = [
         f"segments set free: {repaired.segments_freed} of {repaired.segments_damaged} damaged",
-        f"entries lost with them or before: not known; {before.stats.recovery_damaged} counted",
+        f"entries lost with them or before: {lost}",
         f"entries deleted, their values lost: {len(deleted)}",
         *(f"  {key.hex()}" for key in deleted[:KEYS_NAMED_MAX]),
         f"problems left: {after.check.problems}",
@@ -229,7 +234,8 @@ def scrub(arguments: argparse.Namespace) -> Result:
     if found.lost_keys:
         result.exit = Exit.FAILED
         detail = f"{found.corrupt} values fail their checksum, {found.unreadable} cannot be read"
-        fix = f"hifc-admin fsck {shlex.quote(uri)} --payload --repair deletes them; smart {uri}"
+        named_uri = shlex.quote(uri)
+        fix = f"hifc-admin fsck {named_uri} --payload --repair deletes them; smart {named_uri}"
         result.problems.append(Problem("corrupt", uri, detail, ", ".join(named[:3]), fix))
     unclear = _unclear(uri, found)
     if unclear:
@@ -239,7 +245,7 @@ def scrub(arguments: argparse.Namespace) -> Result:
 
 
 def _pool_size(uri: str) -> int:
-    with Namespace.open(uri, read_only=True) as namespace:
+    with scan.look(uri) as namespace:
         return scan.pool_size(scan.totals(namespace).longest_bytes)
 
 

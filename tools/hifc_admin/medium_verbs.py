@@ -16,7 +16,7 @@ import shutil
 from hifc.errors import ConfigError, HiFCError
 from hifc.namespace import Namespace
 from hifc.units import parse_size
-from hifc_admin import target
+from hifc_admin import scan, target
 from hifc_admin.failures import failure_of
 from hifc_admin.parsing import Parser, Verbs, add_verb
 from hifc_admin.result import Exit, Failure, Problem, Result
@@ -74,7 +74,7 @@ def format_namespace(arguments: argparse.Namespace) -> Result:
         _check_format(arguments, medium)
         return would(arguments.uri, f"lay an empty namespace on {arguments.uri}")
     _format(arguments, arguments.uri)
-    with Namespace.open(arguments.uri, read_only=True) as namespace:
+    with scan.look(arguments.uri) as namespace:
         data = {"uri": arguments.uri, **dataclasses.asdict(namespace.stats())}
     return Result(data, [f"formatted {arguments.uri}", *namespace_lines(data)])
 
@@ -92,10 +92,14 @@ def _format(arguments: argparse.Namespace, uri: str, check_only: bool = False) -
 def _check_format(arguments: argparse.Namespace, medium: Target) -> None:
     """Raises what format would. A file that is still to be made is tried in memory of its size."""
     path = medium.path
-    if path is None or path.exists() or "size" not in medium.parameters:
+    is_device = str(path).startswith("/dev/") and not str(path).startswith("/dev/shm/")
+    if path is None or path.exists() or is_device or "size" not in medium.parameters:
         _format(arguments, arguments.uri, check_only=True)
         return
     size_bytes = parse_size(medium.parameters["size"], "size")
+    if not path.parent.is_dir():
+        detail, fix = f"{path.parent}: there is no such folder", "make it, or name another one"
+        raise Failure(Exit.FAILED, Problem("not-found", arguments.uri, detail, fix=fix))
     room_bytes = shutil.disk_usage(path.parent).free
     if not os.access(path.parent, os.W_OK | os.X_OK):
         detail, fix = f"{path.parent}: this user may not make files there", "another folder or user"

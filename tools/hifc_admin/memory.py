@@ -19,6 +19,8 @@ NODES = "/sys/devices/system/node"
 DEFAULT_MOUNT = "/dev/hugepages"
 # The default buffer pool, and four pages for what SPDK itself allocates.
 NEEDED_BYTES = (64 + 4 * 2) << 20
+# The same for hifc.HiFC, whose default pool has room for its budgets.
+SUGGESTED_BYTES = (288 + 4 * 2) << 20
 # What the kernel gives a user for whom nothing is configured (since Linux 5.16).
 KERNEL_LOCKED_BYTES = 8 << 20
 LIMITS = ("/etc/security/limits.conf", "/etc/security/limits.d/*.conf")
@@ -110,6 +112,7 @@ def page_problems(system: System, subject: str) -> list[Problem]:
     pools = [pages for pages in huge_pages(system) if pages.node is None]
     free_bytes = sum(pages.free * default for pages in pools if pages.size_bytes == default)
     needed = -(-NEEDED_BYTES // default)
+    suggested = -(-SUGGESTED_BYTES // default)
     total = sum(pages.total for pages in pools if pages.size_bytes == default)
     if free_bytes < NEEDED_BYTES:
         others = [pages for pages in pools if pages.size_bytes != default and pages.free]
@@ -122,7 +125,7 @@ def page_problems(system: System, subject: str) -> list[Problem]:
                 subject,
                 f"at least {needed} free huge pages of {size(default)} are needed",
                 f"{free_bytes // default} of {total} are free{wrong}",
-                f"hifc-admin hugepages --count {max(total + needed, 64)}",
+                f"hifc-admin hugepages --count {max(total + needed, suggested)}",
             )
         )
     if not any(mount.size_bytes == default for mount in huge_mounts(system)):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hifc.device import DeviceInfo, SanitizeState
 from hifc.namespace import Entry, Namespace
 from hifc_admin import scan, text
 from hifc_admin.medium_verbs import size
-from hifc_admin.parsing import Verbs, add_verb
+from hifc_admin.parsing import Verbs, add_verb, whole_number
 from hifc_admin.result import Exit, Failure, Problem, Result
 from hifc_admin.stats_text import device_lines, namespace_lines
 
@@ -36,7 +37,9 @@ def register(verbs: Verbs) -> None:
         "hifc-admin list-keys file:///var/tmp/kv.hifc --limit 20",
     )
     parser.add_argument("uri", metavar="URI")
-    parser.add_argument("--limit", metavar="N", type=int, help="at most so many (default: all)")
+    parser.add_argument(
+        "--limit", metavar="N", type=whole_number(0), help="at most so many (default: all)"
+    )
 
     parser = add_verb(
         verbs,
@@ -69,7 +72,7 @@ def _key(written: str) -> bytes:
 
 def info(arguments: argparse.Namespace) -> Result:
     uri = arguments.uri
-    with Namespace.open(uri, read_only=True) as namespace:
+    with scan.look(uri) as namespace:
         stats = dataclasses.asdict(namespace.stats())
     below = _describe(device.device_info(uri))
     data = {"uri": uri, **stats, "device": below}
@@ -85,7 +88,7 @@ def _describe(found: DeviceInfo) -> dict[str, Any]:
 
 
 def list_keys(arguments: argparse.Namespace) -> Result:
-    with Namespace.open(arguments.uri, read_only=True) as namespace:
+    with scan.look(arguments.uri) as namespace:
         entries = list(itertools.islice(_entries(namespace), arguments.limit))
     head = ("key", "length", "parts", "class", "heat")
     rows = [[entry[name] for name in head] for entry in entries]
@@ -109,11 +112,11 @@ def _fields(entry: Entry) -> dict[str, Any]:
 
 def dump(arguments: argparse.Namespace) -> Result:
     uri, key = arguments.uri, arguments.key
-    with Namespace.open(uri, read_only=True) as namespace:
+    with scan.look(uri) as namespace:
         entry = next((entry for entry in namespace.list() if entry.key == key), None)
     if entry is None:
         detail = f"there is no value under key {key.hex()}"
-        fix = f"hifc-admin list-keys {uri}"
+        fix = f"hifc-admin list-keys {shlex.quote(uri)}"
         raise Failure(Exit.FAILED, Problem("not-found", uri, detail, fix=fix))
     value = _read(uri, entry)
     data: dict[str, Any] = {"uri": uri, **_fields(entry)}
@@ -137,7 +140,7 @@ def _read(uri: str, entry: Entry) -> bytes:
         value = namespace.get(entry.key)
     if value is None:
         detail = f"the value under key {entry.key.hex()} does not match its checksum"
-        fix = f"hifc-admin fsck {uri} --payload shows what else is hit"
+        fix = f"hifc-admin fsck {shlex.quote(uri)} --payload shows what else is hit"
         raise Failure(Exit.FAILED, Problem("corrupt", uri, detail, fix=fix))
     return value.tobytes()
 

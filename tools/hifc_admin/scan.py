@@ -22,6 +22,8 @@ from hifc.ticket import Ticket
 from hifc.units import page_up
 
 BUFFER_BYTES = 8 << 20
+# Enough to look at a namespace and its index, where huge pages are scarce.
+LOOK_POOL_BYTES = 8 << 20
 NAP_MAX_S = 0.1
 SCT_MEDIA = 2
 INTERNAL_ERROR = (0, 0x06)  # what the EIO of the kernel becomes, which hides the status
@@ -66,6 +68,11 @@ class Rate:
         due_s = self._start_s + self._done / self._bytes_per_s
         while (left_s := due_s - time.monotonic()) > 0:
             time.sleep(min(left_s, NAP_MAX_S))
+
+
+def look(uri: str) -> Namespace:
+    """Opens it to see what there is, not to read values: with a small pool."""
+    return Namespace.open(uri, read_only=True, pool_size=LOOK_POOL_BYTES)
 
 
 def totals(namespace: Namespace) -> Totals:
