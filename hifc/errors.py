@@ -189,7 +189,8 @@ def _classify(code: int, known: Detail, message: str, doing: str, where: str) ->
         case errno.EBUSY:
             return DeviceBusy(message, holders=_holders(known.message))
         case errno.EPERM | errno.EACCES:
-            return NotPermitted(message, fix=known.message)
+            # The driver says what failed, then what to do.
+            return NotPermitted(message, fix=known.message.partition("; ")[2] or known.message)
         case errno.EROFS:
             return NotPermitted(message, fix="open the namespace without read_only")
         case errno.ESHUTDOWN:

@@ -155,5 +155,9 @@ def test_details_reach_the_exception() -> None:
     )
     assert isinstance(busy, DeviceBusy)
     assert busy.holders == (12, 7)
+    refused = Detail(-errno.EACCES, message="/x: not permitted; join group hifc")
+    forbidden = error_of(-errno.EACCES, refused, doing="open")
+    assert isinstance(forbidden, NotPermitted)
+    assert forbidden.fix == "join group hifc"
     stale = error_of(-errno.EINVAL, detail, doing="put")
     assert "read failed" not in str(stale)
