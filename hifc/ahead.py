@@ -48,6 +48,7 @@ _COUNTERS = {
     "overflowed": "prefetch_lost",
     "no_landing": "prefetch_lost",
     "failed": "prefetch_failed",
+    "skipped": "prefetch_skipped",
 }
 
 

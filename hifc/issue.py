@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 DEGREE_MAX = 1024  # of native/trend.cu
 ITEMS_MAX = (1 << 32) - 32
 _NO_OWNER = 0xFFFFFFFF  # of native/issue.cu
-_TOTALS = ("issued", "overflowed", "no_landing", "failed")
+_TOTALS = ("issued", "overflowed", "no_landing", "failed", "skipped")
 _ISSUE_THREADS = 256
 
 
@@ -190,6 +190,7 @@ class Issuer:
             in_flight=address_of(self._in_flight, self.where),
             candidates=candidates,
             counts=counts,
+            skipped=address_of(self._totals[_TOTALS.index("skipped") :], self.where),
             token_blocks=found.shape[1],
             words=self._words,
             degree=degree,
@@ -278,7 +279,9 @@ class Issuer:
     @property
     def totals(self) -> dict[str, int]:
         """Since the issuer was made: descriptors issued; lost since the ring was full (overflowed)
-        or all landings in use (no_landing); failed, as settle saw."""
+        or all landings in use (no_landing); failed, as settle saw; skipped: of a row, expected more
+        than the last block that was chosen, or at all if fewer than `degree` were, and resident or
+        on their way."""
         return dict(zip(_TOTALS, _on_host(self._totals).tolist(), strict=True))
 
     def close(self) -> None:

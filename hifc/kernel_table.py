@@ -139,7 +139,7 @@ KERNELS: dict[str, Kernel] = {
         "trend.cu",
         512,
         _args(
-            "scores resident in_flight candidates counts",
+            "scores resident in_flight candidates counts skipped",
             u4="token_blocks words degree",
             f4="score_min",
         ),

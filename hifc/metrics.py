@@ -19,6 +19,7 @@ COUNTERS: dict[str, str] = {
     "prefetch_wasted": "Prefetched blocks that left memory, or where they landed, unused",
     "prefetch_landed": "Blocks that attention made expected, there and verified",
     "prefetch_lost": "Blocks not asked for: all landings were taken, or the ring was full",
+    "prefetch_skipped": "Blocks expected as much, and in memory or on their way already",
     "prefetch_failed": "Blocks asked for that were missing, unreadable or taken back",
     "miss": "Loads of blocks that were nowhere",
     "store_count": "Blocks stored",

@@ -28,7 +28,7 @@ struct IssueArgs {
     const u64 *head;       // of the ring's header
     u64 *tail;
     u64 *overflowed;       // of the ring's header
-    u64 *totals;           // by Total
+    u64 *totals;           // by Total; behind them stands what trend.cu counts
     u32 rows;
     u32 degree;
     u32 words;

@@ -60,6 +60,7 @@ struct CandidateArgs {
     const u32 *in_flight; // bits [rows, 32 * words]
     u32 *candidates;      // [rows, degree], the most expected first
     u32 *counts;          // [rows], how many of them there are
+    u64 *skipped;         // how many were passed over, added to
     u32 token_blocks;
     u32 words;
     u32 degree;           // at most DEGREE_MAX
@@ -68,16 +69,41 @@ struct CandidateArgs {
 
 constexpr u32 NO_CANDIDATE = 0xffffffffu;
 
+// Resident, or on its way.
+HIFC_DEVICE bool is_here(const CandidateArgs &args, u32 row, u32 place)
+{
+    const u64 word = u64(row) * args.words + place / 32;
+    return (args.resident[word] | args.in_flight[word]) >> place % 32 & 1u;
+}
+
 // The less, the more is expected of the block.
+HIFC_DEVICE u32 expected_key(const CandidateArgs &args, u32 row, u32 place)
+{
+    const float score = args.scores[u64(row) * args.token_blocks + place];
+    return score > args.score_min ? ~key_of(score) : NO_CANDIDATE;
+}
+
 HIFC_DEVICE u32 candidate_key(const CandidateArgs &args, u32 row, u32 place)
 {
-    if (place >= args.token_blocks) {
+    if (place >= args.token_blocks || is_here(args, row, place)) {
         return NO_CANDIDATE;
     }
-    const float score = args.scores[u64(row) * args.token_blocks + place];
-    const u64 word = u64(row) * args.words + place / 32;
-    const bool here = (args.resident[word] | args.in_flight[word]) >> place % 32 & 1u;
-    return here || !(score > args.score_min) ? NO_CANDIDATE : ~key_of(score);
+    return expected_key(args, row, place);
+}
+
+// How many that are here are expected more than what has `key`.
+HIFC_DEVICE u32 passed_over(const Block<CANDIDATE_THREADS> &block, const CandidateArgs &args,
+                            u32 key)
+{
+    PerThread<u32, CANDIDATE_THREADS> sum;
+    HIFC_PHASE (t) {
+        sum[t] = 0;
+        for (u32 place = t; place < args.token_blocks; place += CANDIDATE_THREADS) {
+            sum[t] += is_here(args, block.index, place) &&
+                      expected_key(args, block.index, place) < key;
+        }
+    }
+    return block_reduce<Sum>(block, sum);
 }
 
 // Finds the digits of the last candidate within the degree, from the highest on. Of those with these
@@ -145,6 +171,7 @@ HIFC_KERNEL(hifc_trend_candidates, CANDIDATE_THREADS, CandidateArgs)
         equals += equals_here;
         count += taken;
     }
+    const u32 skipped = passed_over(block, args, count < args.degree ? NO_CANDIDATE : last.digits);
     HIFC_LAST_PHASE (t) {
         for (u32 i = t; i < count; i += CANDIDATE_THREADS) {
             u32 before = 0;
@@ -155,6 +182,7 @@ HIFC_KERNEL(hifc_trend_candidates, CANDIDATE_THREADS, CandidateArgs)
         }
         if (t == 0) {
             args.counts[block.index] = count;
+            atomic_add(args.skipped, u64(skipped));
         }
     }
 }

@@ -183,3 +183,14 @@ def candidates(
         wanted = np.flatnonzero(~leave & (score > np.float32(score_min)))
         found.append(wanted[np.argsort(-score[wanted], kind="stable")][:degree].tolist())
     return found
+
+
+def passed_over(scores: Floats, skip: npt.NDArray[np.bool_], degree: int, score_min: float) -> int:
+    """How many blocks of all rows are in `skip` and expected more than the last to fetch, or more
+    than score_min where there are fewer than degree of those."""
+    count = 0
+    fetched = candidates(scores, skip, degree, score_min)
+    for score, leave, blocks in zip(scores, skip, fetched, strict=True):
+        least = score[blocks[-1]] if len(blocks) == degree else np.float32(score_min)
+        count += int((leave & (score > least)).sum())
+    return count

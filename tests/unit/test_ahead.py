@@ -126,6 +126,7 @@ def test_what_is_here_or_on_its_way_is_not_asked_for(hifc: HiFC) -> None:
         assert hifc.observe_attention(wanted, names) == 2  # 2 and 3
         assert hifc.observe_attention(wanted, names) == 2  # 4 and 5
         assert hifc.prefetch(names[2:6]) == 0
+        assert hifc.metrics["prefetch_skipped"] == 2 + 4
     for number in range(6):
         assert same(hifc.load(names[number]), number)
     assert hifc.metrics["prefetch_hit"] == 5

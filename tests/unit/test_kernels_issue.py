@@ -117,9 +117,13 @@ def test_what_is_issued(
         on_their_way = np.zeros((rows, blocks), bool)
         on_their_way[tuple(np.array(expected, int).reshape(-1, 2).T)] = True
         np.testing.assert_array_equal(from_bits(in_flight(issuer), blocks), on_their_way)
+        skipped_now = reference.passed_over(scores, skip, degree, score_min)
+        assert issuer.totals["skipped"] == skipped_now
         # The next ones are those that follow.
         issuer.issue(to(where, scores), degree, score_min=score_min)
         again = expected_issues(scores, skip | on_their_way, degree, score_min)
+        skipped_now += reference.passed_over(scores, skip | on_their_way, degree, score_min)
+        assert issuer.totals["skipped"] == skipped_now
         assert [item_of(one) for one in ring.take()] == again[: 256 - len(expected)]
 
 
@@ -152,12 +156,17 @@ def test_what_finds_no_room_is_lost_and_counted(where: Backend) -> None:
     with Issuer(ring, keys_for(2, 50), where=where) as issuer:
         scores = to(where, np.random.default_rng(1).random((2, 50)).astype(np.float32))
         issuer.issue(scores, 10)  # 20 wanted, 16 slots
-        assert issuer.totals == {"issued": 16, "overflowed": 4, "no_landing": 0, "failed": 0}
+        expected = {"issued": 16, "overflowed": 4, "no_landing": 0, "failed": 0, "skipped": 0}
+        assert issuer.totals == expected
         issuer.issue(scores, 2)  # no slot has been taken
         assert issuer.totals["overflowed"] == 8 == ring.header.overflowed
         assert len(ring.take()) == 16
         issuer.issue(scores, 10)  # 14 landings are left
-        assert issuer.totals == {"issued": 30, "overflowed": 8, "no_landing": 6, "failed": 0}
+        assert {**issuer.totals, "skipped": 0} == expected | {
+            "issued": 30,
+            "overflowed": 8,
+            "no_landing": 6,
+        }
         assert len(ring.take()) == 14
         issuer.issue(scores, 1)
         assert issuer.totals["no_landing"] == 8
@@ -288,5 +297,6 @@ def test_blocks_come_from_a_namespace(ns: Namespace) -> None:
         assert sorted(brought) == list(range(1, 12))  # of block 0 nothing is expected
         for block, body in brought.items():
             np.testing.assert_array_equal(body, bodies[block])
-        assert issuer.totals == {"issued": 11, "overflowed": 0, "no_landing": 0, "failed": 0}
+        totals = {"issued": 11, "overflowed": 0, "no_landing": 0, "failed": 0, "skipped": 4 + 8}
+        assert issuer.totals == totals
         assert ns.stats().prefetch_completed == 11
