@@ -266,7 +266,9 @@ HIFC_API int hifc_ring_wait(struct hifc_ring *ring, const uint32_t *indices, uin
                             int64_t timeout_us);
 /* Nothing is taken any more, what was not started is answered -ESHUTDOWN; waits for reads in flight,
  * at most twice the command timeout (-ETIMEDOUT: nothing was freed, close again), then unmaps the
- * region. A ring outlives its namespace, which answers it on close, and is closed after it, too. */
+ * region. A ring outlives its namespace, which answers it on close, and is closed after it, too. No
+ * other call on the ring may be under way, and none on any ring may begin while its namespace is being
+ * closed; a wait that has begun ends then. */
 HIFC_API int hifc_ring_close(struct hifc_ring *ring);
 
 /* ---- the index: these never block and do no I/O --------------------------------------------- */

@@ -364,13 +364,16 @@ HIFC_API int hifc_ring_wait(struct hifc_ring *ring, const uint32_t *indices, uin
     }
     uint64_t deadline = ns_deadline(timeout_us);
     int answered = 0; /* or a negative errno */
+    /* One visit for all looks: who closes answers or detaches first and waits for visits then, so
+     * the namespace is there as long as it is looked at. */
+    struct hifc_ns *visit NS_VISIT = NULL;
+    bool driven = enter(ring, &visit) == 0;
     atomic_fetch_add(&ring->waiters, 1);
     for (uint32_t looks = 0; !answered; looks++) {
         /* Loaded first: an answer after it changes it, and the sleep does not begin. */
         uint32_t seen = __atomic_load_n(&ring->memory.header->answers, __ATOMIC_SEQ_CST);
         bool closed = atomic_load(&ring->detached);
         uint64_t now = ns_now();
-        struct hifc_ns *visit NS_VISIT = NULL;
         if (all_answered(ring, indices, count, &at)) {
             answered = 1;
         } else if (closed) {
@@ -378,7 +381,7 @@ HIFC_API int hifc_ring_wait(struct hifc_ring *ring, const uint32_t *indices, uin
                                              "after the ring was closed", indices[at]);
         } else if (now >= deadline && looks > 0) {
             break; /* inline, also who does not wait polls once */
-        } else if (enter(ring, &visit) == 0) {
+        } else if (driven) {
             wait_once(ring, visit, seen, now < deadline ? deadline - now : 0);
         } else {
             usleep(CLOSE_NAP_US); /* who closes answers everything */

@@ -6,9 +6,11 @@
  */
 #include "check.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <unistd.h>
 
 #define NAME "ram://rings-threads?size=16MiB"
 #define PRODUCERS 3u
@@ -194,6 +196,48 @@ static void run(uint32_t drive)
     CHECK_EQ(s.prefetch_submitted, s.prefetch_completed + s.prefetch_failed +
                                        s.prefetch_duplicates + s.prefetch_cancelled);
     CHECK_EQ(hifc_close(ns), 0);
+}
+
+static void *wait_for_ever(void *word)
+{
+    int answer = hifc_ring_wait(ring, word, 1, -1);
+    return (void *)(intptr_t)answer;
+}
+
+/* Waits for a word that no descriptor will answer, while the namespace goes. */
+static void close_under_a_wait(uint32_t drive)
+{
+    struct hifc_format_opts format = {.segment_size_bytes = 512u << 10, .force = 1};
+    struct hifc_open_opts opts = {.drive = drive, .pool_size_bytes = 4u << 20};
+    struct hifc_ring_opts ring_opts = {.slots = 16, .arena_bytes = 4096, .read_max_bytes = 4096};
+    uint64_t bytes;
+    uint32_t word = 3;
+    pthread_t waiter;
+    void *answer;
+    CHECK_EQ(hifc_format(NAME, &format), 0);
+    CHECK_EQ(hifc_open(NAME, &opts, &ns), 0);
+    CHECK_EQ(hifc_buffer_alloc(ns, 4096, &ring_opts.arena_offset), 0);
+    CHECK_EQ(hifc_ring_open(ns, &ring_opts, &ring), 0);
+    struct hifc_ring_header *header = hifc_ring_base(ring, &bytes);
+    statuses = (int32_t *)((uint8_t *)header + header->statuses_offset);
+    __atomic_store_n(&statuses[word], HIFC_RING_WAITING, __ATOMIC_RELAXED);
+    CHECK_EQ(pthread_create(&waiter, NULL, wait_for_ever, &word), 0);
+    usleep(20000); /* the better test where it waits by then, and right where it does not */
+    CHECK_EQ(hifc_close(ns), 0);
+    CHECK_EQ(pthread_join(waiter, &answer), 0);
+    CHECK_EQ((intptr_t)answer, 1);
+    CHECK_EQ(__atomic_load_n(&statuses[word], __ATOMIC_RELAXED), -ESHUTDOWN);
+    CHECK_EQ(hifc_ring_close(ring), 0);
+}
+
+TEST(a_wait_ends_when_the_reactors_namespace_is_closed)
+{
+    close_under_a_wait(HIFC_REACTOR);
+}
+
+TEST(a_wait_ends_when_an_inline_namespace_is_closed)
+{
+    close_under_a_wait(HIFC_INLINE);
 }
 
 TEST(threads_share_a_ring_of_the_reactor)
