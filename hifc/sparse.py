@@ -191,8 +191,8 @@ class SparseStream(ArenaStream):
         if self._prefetch is None:
             return
         ticket, requests, moves = self._prefetch
-        self._prefetch = None
         settle(self.namespace, ticket, requests, "read")
+        self._prefetch = None
         self._ahead_of_step = moves
 
     def _count_wanted(self, layer: int, wanted: Mask) -> None:

@@ -34,7 +34,7 @@ from hifc.request import Op, make_requests
 from hifc.sketch import Digest, Sketch
 from hifc.sparse_blocks import HeadBlocks, Mass, Moves
 from hifc.sparse_plan import CHECK_BLOCKS, SparsePlan, SparseSettings
-from hifc.stream_buffers import BATCH_WAIT_S, KVBuffer, Requests, Slot, settle
+from hifc.stream_buffers import KVBuffer, Requests, Slot, await_end, settle
 from hifc.stream_edits import KVStream
 from hifc.ticket import Ticket
 
@@ -174,7 +174,7 @@ class ArenaStream(KVStream):
     def _end_reads(self) -> None:
         """Waits for a prefetch, whatever came of it."""
         if self._prefetch is not None:
-            self._prefetch[0].wait(BATCH_WAIT_S)
+            await_end(self.namespace, self._prefetch[0], "reading ahead")
             self._prefetch = None
 
     def _end_tail_write(self, layer: int, write: tuple[Ticket, Requests]) -> None:

@@ -102,7 +102,7 @@ def settle(namespace: Namespace, ticket: Ticket, requests: Requests, doing: str)
 def settle_answers(namespace: Namespace, ticket: Ticket, requests: Requests, doing: str) -> bool:
     """As settle, but answers such as Miss or Exists stand. True if there are any but OK."""
     deadline = time.monotonic() + RETRY_WAIT_S
-    _wait(namespace, ticket, requests, doing)
+    await_end(namespace, ticket, doing)
     status = requests["status"]
     if not status.any():
         return False
@@ -117,7 +117,7 @@ def settle_answers(namespace: Namespace, ticket: Ticket, requests: Requests, doi
         time.sleep(RETRY_DELAY_S)
         again = requests[left]
         ticket = namespace.submit(again)
-        _wait(namespace, ticket, again, doing)
+        await_end(namespace, ticket, doing)
         requests[left] = again
         ticket.raise_for_errors()
     return bool(status.any())
@@ -129,18 +129,20 @@ def discard(namespace: Namespace, op: Op, field: str, names: npt.NDArray[Any]) -
     while len(names):
         requests = make_requests(len(names), op)
         requests[field] = names
-        _wait(namespace, namespace.submit(requests), requests, op.name.lower())
+        await_end(namespace, namespace.submit(requests), op.name.lower())
         names = names[requests["status"] == Answer.RETRY]
         if not len(names) or time.monotonic() > deadline:
             return
         time.sleep(RETRY_DELAY_S)
 
 
-def _wait(namespace: Namespace, ticket: Ticket, requests: Requests, doing: str) -> None:
+def await_end(namespace: Namespace, ticket: Ticket, doing: str) -> None:
+    """Waits for a batch, however its requests end. WaitTimeout: the device may still write to its
+    memory, which must not be used for anything else."""
     if not ticket.wait(BATCH_WAIT_S):
         raise WaitTimeout(
-            f"{doing} of {len(requests)} blocks on {namespace.uri} did not end within "
-            f"{BATCH_WAIT_S:.0f} s; see hifc-admin doctor"
+            f"{doing} on {namespace.uri} did not end within {BATCH_WAIT_S:.0f} s; see hifc-admin "
+            "doctor"
         )
 
 

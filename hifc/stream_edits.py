@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hifc.errors import InvalidRequest, WaitTimeout
+from hifc.errors import InvalidRequest
 from hifc.request import KeyArray, Op
 from hifc.reservation import Lease
-from hifc.stream_buffers import BATCH_WAIT_S, KVBuffer, Requests, discard, settle
+from hifc.stream_buffers import KVBuffer, Requests, await_end, discard, settle
 from hifc.streaming import LayerStream
 from hifc.ticket import Ticket
 
@@ -187,11 +187,7 @@ class KVStream(LayerStream):
     def _quiesce(self) -> None:
         """Waits for all that is in flight, whatever comes of it. All slots are free then."""
         for ticket in self.in_flight():
-            if not ticket.wait(BATCH_WAIT_S):
-                raise WaitTimeout(
-                    f"requests on {self.namespace.uri} did not end within {BATCH_WAIT_S:.0f} s; "
-                    "see hifc-admin doctor"
-                )
+            await_end(self.namespace, ticket, "what was in flight")
         self._current = None
         self._ahead.clear()
         self._free.clear()

@@ -38,7 +38,7 @@ from hifc.layer_plan import StreamPlan
 from hifc.namespace import Namespace
 from hifc.request import Answer, BlockClass, KeyArray, Op, make_requests
 from hifc.reservation import Lease
-from hifc.stream_buffers import BATCH_WAIT_S, KVBuffer, Requests, Slot, settle
+from hifc.stream_buffers import KVBuffer, Requests, Slot, await_end, settle
 from hifc.ticket import Ticket
 
 # Of a segment that holds one value: headers, checksum table, summary. More than there is.
@@ -288,11 +288,11 @@ class LayerStream:
     def _drop_ahead(self) -> None:
         """Forgets loads under way, once they have ended."""
         while self._ahead:
-            slot = self._ahead.popleft()
+            slot = self._ahead[0]
             if slot.ticket is not None:
-                slot.ticket.wait(BATCH_WAIT_S)
+                await_end(self.namespace, slot.ticket, "reading ahead")
                 slot.ticket = None
-            self._free.append(slot)
+            self._free.append(self._ahead.popleft())
 
     def _idle(self) -> None:
         """Nothing is in flight, every slot is free."""
