@@ -134,6 +134,8 @@ class HeatTable:
             raise InvalidRequest("split: give either hot_ratio or threshold")
         if hot_ratio is not None and not 0 <= hot_ratio <= 1:
             raise InvalidRequest(f"split: hot_ratio {hot_ratio} is not from 0 to 1")
+        if threshold is not None and math.isnan(threshold):
+            raise InvalidRequest("split: threshold is no number")
         arguments = self._arguments(mass, elapsed_s, eligible)
         arguments["hot_ratio"] = -1.0 if hot_ratio is None else hot_ratio
         arguments["threshold"] = 0.0 if threshold is None else threshold
@@ -160,7 +162,7 @@ class HeatTable:
         return self._ordered
 
     def _arguments(self, mass: Any, elapsed_s: float, eligible: Any) -> dict[str, Any]:
-        if elapsed_s < 0:
+        if not 0 <= elapsed_s < math.inf:
             raise InvalidRequest(f"{elapsed_s} seconds have not elapsed")
         found = self._per_block("mass", mass, "float32")
         if found % 16:

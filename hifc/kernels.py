@@ -154,15 +154,12 @@ def source_folder() -> Path:
 
 
 def header_folder() -> Path:
-    """Where hifc_ring.h is, which kernels share with C."""
-    return next(
-        folder
-        for folder in (
-            source_folder().parent / "include",
-            source_folder().parent / "driver/include",
-        )
-        if folder.exists()
-    )
+    """Where hifc_ring.h is, which kernels share with C. LibraryError: it is not there."""
+    beside = source_folder().parent
+    for folder in (beside / "include", beside / "driver/include"):
+        if (folder / "hifc_ring.h").exists():
+            return folder
+    raise LibraryError(f"{beside / 'include/hifc_ring.h'} is missing: install HiFC again")
 
 
 def source(name: str) -> str:

@@ -33,6 +33,7 @@ def mass_from_weights(
     weights: (heads, queries, keys) or (batch, heads, queries, keys) of float32, float16 or bfloat16
     in the backend's memory, of any strides but the last; batch and queries are summed as well, and
     the sums multiplied by scale. out: where to put them, (heads, blocks), else a new array.
+    InvalidRequest: shapes or types that do not fit, an out that is read-only.
     """
     where = backend() if where is None else where
     found = strided(weights, where)
@@ -51,6 +52,8 @@ def mass_from_weights(
         raise InvalidRequest(
             f"out is {into.dtype} {into.shape}: float32 {(heads, blocks)} is wanted"
         )
+    if not into.writable:
+        raise InvalidRequest(f"out is a read-only array of shape {into.shape}")
     of_tile = max(1, _MASS_THREADS // block_tokens)
     where.launch(
         "hifc_weights_mass",

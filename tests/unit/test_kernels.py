@@ -174,6 +174,12 @@ def test_missing_library_names_the_fix(tmp_path: Path) -> None:
         kernels._host_functions(tmp_path / "libhifc_kernels.so")
 
 
+def test_a_missing_header_names_the_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(kernels, "source_folder", lambda: tmp_path / "native")
+    with pytest.raises(LibraryError, match=r"hifc_ring\.h is missing"):
+        kernels.header_folder()
+
+
 def test_library_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     row = kernel_table.KERNELS["hifc_checksum"]
     for args, threads in ((np.dtype("u8"), row.threads), (row.args, 128)):

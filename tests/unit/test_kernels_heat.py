@@ -211,8 +211,11 @@ def test_what_is_refused(name: str) -> None:
         table.split(hot_ratio=0.5, threshold=0.5)
     with pytest.raises(InvalidRequest, match=r"1\.5"):
         table.split(hot_ratio=1.5)
-    with pytest.raises(InvalidRequest, match="elapsed"):
-        table.update(elapsed_s=-1)
+    with pytest.raises(InvalidRequest, match="no number"):
+        table.split(threshold=math.nan)
+    for elapsed_s in (-1.0, math.inf, math.nan):
+        with pytest.raises(InvalidRequest, match="elapsed"):
+            table.update(elapsed_s=elapsed_s)
     mass = where.xp.zeros(101, dtype="float32")
     with pytest.raises(InvalidRequest, match=r"float32 \(100,\) is wanted"):
         table.update(mass)

@@ -187,6 +187,11 @@ def test_what_is_refused(name: str) -> None:
         mass_from_weights(zeros(4, 4), 16, where=where)
     with pytest.raises(InvalidRequest, match=r"float32 \(4, 2\) is wanted"):
         mass_from_weights(zeros(4, 1, 32), 16, out=zeros(4, 3), where=where)
+    if where.xp is np:
+        kept = zeros(4, 2)
+        kept.flags.writeable = False
+        with pytest.raises(InvalidRequest, match="read-only"):
+            mass_from_weights(zeros(4, 1, 32), 16, out=kept, where=where)
 
 
 def test_bfloat16_of_torch() -> None:
