@@ -73,7 +73,7 @@ class Plan:
     def steps(self, tokens: int) -> int:
         """Of progress, see run."""
         later = min(self.scored, KEPT_STEPS) if self.prefix else 0
-        return tokens - self.scored + self.scored + self.generated + later
+        return tokens + self.generated + later
 
 
 def run(
