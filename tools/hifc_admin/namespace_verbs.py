@@ -13,7 +13,8 @@ from typing import Any
 
 from hifc import device, driver
 from hifc.device import DeviceInfo, SanitizeState
-from hifc.namespace import Entry, Namespace
+from hifc.namespace import Namespace
+from hifc.state import Entry
 from hifc_admin import scan, text
 from hifc_admin.medium_verbs import size
 from hifc_admin.parsing import Verbs, add_verb, whole_number

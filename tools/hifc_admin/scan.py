@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 
 from hifc.errors import CorruptionError, DeviceError, HiFCError
 from hifc.memory import ByteArray
-from hifc.namespace import Entry, Namespace
+from hifc.namespace import Namespace
 from hifc.request import Answer, EventKind
+from hifc.state import Entry
 from hifc.ticket import Ticket
 from hifc.units import page_up
 
