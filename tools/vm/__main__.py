@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from vm import drives, initramfs, kernel, machine, udev
+from vm import apt, drives, initramfs, kernel, machine, udev
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 900.0  # a hang; on two quiet cores the tests take three minutes
@@ -39,7 +39,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, terminate)
     try:
         return run(options, tests)
-    except (kernel.SetupError, subprocess.CalledProcessError) as error:
+    except (apt.SetupError, subprocess.CalledProcessError) as error:
         print(f"tools/vm/run: {error}", file=sys.stderr)
         return DIED
 

@@ -12,7 +12,8 @@ import hashlib
 import os
 from pathlib import Path
 
-from vm.kernel import Kernel, SetupError
+from vm.apt import SetupError
+from vm.kernel import Kernel
 
 MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay", "virtio_console")
 BUSYBOX = Path("/bin/busybox")
