@@ -386,6 +386,20 @@ def test_health(host: Host, monkeypatch: pytest.MonkeyPatch, log: bytes, expecte
     assert status_of(scene(host, engines=(engine(uri=URI),)), "health") is expected
 
 
+def test_health_of_the_others_when_one_does_not_tell(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(uri: str) -> bytes:
+        if uri == URI:
+            raise DeviceBusy("in use")
+        return page()
+
+    monkeypatch.setattr(device_verbs, "health_log", answer)
+    both = engine(uri=URI), engine(uri="spdk://0000:3c:00.0?ns=1")
+    rows = rows_of(scene(host, engines=both), "health")
+    assert [row.finding.status for row in rows] == [Status.WARN, Status.PASS]
+
+
 def test_health_of_a_drive_that_does_not_tell(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     def busy(_: str) -> bytes:
         raise DeviceBusy("process 7 has it")
@@ -469,6 +483,13 @@ def test_an_engine_in_trouble(
     host: Host, name: str, more: dict[str, Any], expected: Status
 ) -> None:
     assert status_of(scene(host, engines=(engine(**more),)), name) is expected
+
+
+def test_an_engine_that_does_not_tell_is_no_reason_to_leave_others_out(host: Host) -> None:
+    other = Engine("/run/hifc/2-0.sock", "spdk://0000:3c:00.0?ns=1", 12, {})
+    rows = rows_of(scene(host, engines=(other, engine())), "engine errors")
+    assert [row.finding.status for row in rows] == [Status.WARN, Status.PASS]
+    assert "device_error_count" in rows[0].finding.evidence
 
 
 def test_the_limit_that_an_engine_runs_with(host: Host) -> None:

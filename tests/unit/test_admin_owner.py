@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from admin_shell import Shell, code_of
-from hifc_admin import owner
+from hifc_admin import device_verbs, owner
 from hifc_admin.result import Exit, Failure
 
 Answers = dict[str, bytes]
@@ -69,6 +69,15 @@ def test_stats_of_a_socket(admin: Shell, short: Path) -> None:
             assert code == 0
             assert document["data"]["entries"] == 3
             assert "ok" not in document["data"]
+
+
+@pytest.mark.parametrize("answer", [{}, {"log": "xyz"}, {"log": 7}, {"log": "00"}])
+def test_an_answer_that_is_no_health_log(short: Path, answer: dict[str, object]) -> None:
+    path = short / "run/hifc/1-0.sock"
+    said = hello("ram://x") | {"health": json.dumps({"ok": True} | answer).encode()}
+    with pretend(path, said), pytest.raises(Failure) as caught:
+        device_verbs.owned_log(path)
+    assert caught.value.problem.code == "bad-reply"
 
 
 def test_an_answer_that_never_ends_is_cut_short(

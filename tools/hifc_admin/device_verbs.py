@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from pathlib import Path
 
 from hifc import device
 from hifc_admin import owner, smart_log, target, text
@@ -40,12 +41,25 @@ def health_log(uri: str) -> bytes:
         raise Failure(Exit.USAGE, Problem("no-drive", uri, detail, fix=fix))
     path = owner.find(uri)
     if path is not None:
-        return bytes.fromhex(owner.ask(path, "health")["log"])
+        return owned_log(path)
     found = device.device_info(uri)
     if found.health is None:
         problem = Problem("not-supported", uri, found.health_problem)
         raise Failure(Exit.PREREQUISITE, problem)
     return found.health
+
+
+def owned_log(path: Path) -> bytes:
+    """What the owner that listens there read for us."""
+    answer = owner.ask(path, "health")
+    try:
+        log = bytes.fromhex(answer["log"])
+    except (KeyError, TypeError, ValueError):
+        log = b""
+    if len(log) != smart_log.LOG_BYTES:
+        detail = "what listens there did not answer with a health log"
+        raise Failure(Exit.FAILED, Problem("bad-reply", str(path), detail))
+    return log
 
 
 def _shown(name: str, value: object) -> object:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from hifc.errors import HiFCError
 from hifc_admin import device_verbs, iommu, memory, records, smart_log
 from hifc_admin.doctor import (
     Checks,
@@ -20,7 +21,7 @@ from hifc_admin.doctor import (
 from hifc_admin.drives import DEVICES, Drive
 from hifc_admin.owner import FOLDERS
 from hifc_admin.processes import lock_holders
-from hifc_admin.result import Severity
+from hifc_admin.result import Failure, Severity
 from hifc_admin.usage import find_usage
 
 KERNEL_DRIVER = "nvme"
@@ -217,7 +218,11 @@ def health(scene: Scene) -> Iterator[Finding]:
     if scene.uri is not None and scene.system.is_real:
         uris |= {scene.uri} if scene.uri.startswith(("spdk", "file:///dev/")) else set()
     for uri in sorted(uris):
-        log = smart_log.decode(device_verbs.health_log(uri))
+        try:
+            log = smart_log.decode(device_verbs.health_log(uri))
+        except (OSError, HiFCError, Failure) as error:
+            yield warned("could not check", str(error), "run it as root on the host itself", uri)
+            continue
         found = list(_health(uri, log))
         yield from found
         if not found:

@@ -161,7 +161,7 @@ def engine_limits(scene: Scene) -> Iterator[Finding]:
             continue
         limits = scene.system.attribute(f"/proc/{engine.pid}/limits") or ""
         match = re.search(r"^Max locked memory\s+(\S+)", limits, re.M)
-        pool = int(engine.stats["buffer_size_bytes"])
+        pool = int(engine.stats.get("buffer_size_bytes", 0))
         if not engine.uri.startswith("spdk://") or match is None or not match[1].isdigit():
             continue
         if int(match[1]) < pool + 8 * PAGE_BYTES_2M:
@@ -174,11 +174,17 @@ def engine_limits(scene: Scene) -> Iterator[Finding]:
 
 
 def _of_each(check: Callable[[Engine], Iterator[Finding]]) -> Check:
-    """A check of one engine, as one of all, which says which engine it found what of."""
+    """A check of one engine, as one of all, which says which engine it found what of. What an
+    engine does not tell, being of another version, say, is no reason to leave the others out."""
 
     def check_all(scene: Scene) -> Iterator[Finding]:
         for engine in scene.engines:
-            for finding in check(engine):
+            try:
+                found = list(check(engine))
+            except (KeyError, TypeError) as error:
+                fix = "use the hifc-admin of that engine's own version"
+                found = [warned("could not check", f"{engine.socket} does not tell {error}", fix)]
+            for finding in found:
                 yield dataclasses.replace(finding, subject=engine.uri)
 
     return check_all

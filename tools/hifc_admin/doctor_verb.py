@@ -94,7 +94,8 @@ def _engines(system: System, uri: str | None) -> list[Engine]:
     for path, said in owner.owners(system.root):
         if uri is not None and path != wanted:
             continue
-        with contextlib.suppress(OSError, Failure):  # it ended just now
+        # It ended just now, or what answers there is no engine.
+        with contextlib.suppress(OSError, Failure, KeyError, TypeError, ValueError):
             stats = owner.ask(path, "stats")
             found.append(Engine(str(path), str(said["uri"]), int(said["pid"]), stats))
     return found
