@@ -15,7 +15,7 @@ import collections
 import contextlib
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hifc import cuda
 from hifc.bar import MAP_BYTES, BarMemory, BarProvider, align_up
@@ -33,6 +33,7 @@ from hifc.units import format_size, page_up
 
 if TYPE_CHECKING:
     from hifc.handle import Handle
+    from hifc.kernels import Backend
 
 KINDS = ("auto", "gpu", "pinned", "host")
 # Schemes of devices whose transfers may go to a BAR: a drive by DMA, memory by the CPU's copy. The
@@ -64,6 +65,17 @@ class Staging:
         raise NotSupported(
             f"staging of {self._handle.uri} is {self}: no GPU sees it; set staging to gpu or pinned"
         )
+
+    def gpu_array(self, array: Buffer, where: Backend) -> Any:
+        """The same memory as a CuPy array, uint8 of shape (bytes,), that keeps `array`: what pack
+        writes to, unpack and checksums read, with no copy. NotSupported: no GPU sees it, or the
+        kernels of `where` run on the host, which take `array` itself."""
+        if where.name != "cuda":
+            raise NotSupported(f"kernels run on {where.name} ({where.reason}): give them the array")
+        size = memory_of(array).size_bytes
+        memory = where.xp.cuda.UnownedMemory(self.gpu_address(array), size, array)
+        pointer = where.xp.cuda.MemoryPointer(memory, 0)
+        return where.xp.ndarray((size,), "uint8", memptr=pointer)
 
     def flush(self) -> None:
         """Returns once what the drive has written is visible to kernels that start later. Get and

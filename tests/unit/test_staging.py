@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import REPOSITORY, Opener
+from fake_bar import BDF, FakeBar
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,37 +40,11 @@ from hifc import (
 from hifc.bar import MAP_BYTES, PciBarProvider
 from hifc.staging import Extents
 
-BDF = "0000:5e:00.0"
-BAR_BYTES = 8 << 20
 KEYS = [bytes([number]) * 16 for number in range(8)]
 
 
 def value(seed: int, size: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
-
-
-class FakeBar:
-    """The folder of a PCI device in sysfs with a memory BAR 2."""
-
-    def __init__(self, devices: Path) -> None:
-        self.devices = devices
-        self.folder = devices / BDF
-        self.folder.mkdir(parents=True)
-        lines = ["0x0 0x0 0x0", "0x0 0x0 0x0", "0xf000000000 0xf0007fffff 0x14220c"]
-        (self.folder / "resource").write_text("\n".join(lines) + "\n")
-        (self.folder / "resource2").write_bytes(bytes(BAR_BYTES))
-        (self.folder / "enable").write_text("0\n")
-
-    def provider(self, resource: str = "resource2") -> PciBarProvider:
-        return PciBarProvider(BDF, resource, devices=self.devices)
-
-    @property
-    def enabled(self) -> bool:
-        return (self.folder / "enable").read_text() == "1\n"
-
-    def peer_view(self) -> np.ndarray:
-        """The memory as the device itself sees it."""
-        return np.memmap(self.folder / "resource2", dtype=np.uint8, mode="r+")
 
 
 @pytest.fixture
