@@ -358,6 +358,3 @@ class Ahead:
             self._ring.close()
         self._issuer = self._ring = None
         self._clear()
-
-
-__all__ = ["Ahead"]

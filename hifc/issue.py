@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from hifc.driver import PAGE_BYTES, RingHeader
 from hifc.errors import ClosedError, InvalidRequest, NotSupported
 from hifc.kernels import Backend, address_of, backend, strided
 from hifc.memory import ByteArray
+from hifc.scoped import Scoped
 
 if TYPE_CHECKING:
     from hifc.ring import Ring
@@ -55,7 +55,7 @@ class Landed:
     on_their_way: int
 
 
-class Issuer:
+class Issuer(Scoped):
     """Issues prefetches into a ring. Not thread-safe; on a GPU all calls are to be on one stream.
 
     keys: uint8 (rows or 1, blocks, 16), block keys by row and block; a caller may write into it.
@@ -293,15 +293,7 @@ class Issuer:
         if self._closed or self.ring.closed:
             raise ClosedError("this issuer, or its ring, is closed: make new ones")
 
-    def __enter__(self) -> Issuer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _end(self) -> None:
         self.close()
 
 
