@@ -5,7 +5,7 @@ for flash together when they are not, and come back exact.
 A stored tensor is copied once, into pool memory, from where the device reads it; a loaded one is
 copied once, out of it. Resident blocks never exceed `memory_budget - memory_reserved`; once less
 than the watermark of that is free, `swap_batch_size` blocks at a time leave with one submission.
-Thread-safe: one lock, never held across an I/O of a prefetch.
+Thread-safe: one lock, which a call keeps while it waits for its own blocks.
 """
 
 from __future__ import annotations
