@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hifc import cuda
+from hifc.checking import items, number, whole
 from hifc.driver import PAGE_BYTES, RingHeader
 from hifc.errors import ClosedError, InvalidRequest, NotSupported
 from hifc.kernels import Backend, address_of, backend, strided
@@ -81,15 +82,17 @@ class Issuer(Scoped):
         """
         self.where = backend() if where is None else where
         self.ring = ring
-        self.keys, self.rows = self._own_keys(keys, rows)
-        self.blocks = int(self.keys.shape[1])
-        self.parts = parts
+        self._keys, self.rows = self._own_keys(keys, rows)
+        self.blocks = int(self._keys.shape[1])
+        self.parts = tuple(whole("parts", part, 0, 0xFFFF) for part in items("parts", parts))
         header = ring.header
         self.landing_pages = -(-header.read_max_bytes // PAGE_BYTES)
         room = header.arena_bytes // (self.landing_pages * PAGE_BYTES)
         self.landings = min(room, header.statuses)
-        last = parts[0] + parts[1] * (self.rows - 1) + parts[2]
-        if min(parts) < 0 or last > 0xFFFF or (not parts[2] and parts[:2] != (0, 0)):
+        if len(self.parts) != 3:
+            raise InvalidRequest(f"parts {parts}: three numbers are wanted")
+        last = self.parts[0] + self.parts[1] * (self.rows - 1) + self.parts[2]
+        if last > 0xFFFF or (not self.parts[2] and self.parts[:2] != (0, 0)):
             raise InvalidRequest(f"parts {parts} of {self.rows} rows: numbers below 65536, or none")
         if self.landings < 1:
             raise InvalidRequest(
@@ -98,7 +101,7 @@ class Issuer(Scoped):
             )
         xp = self.where.xp
         self._words = -(-self.blocks // 32)
-        self.resident = xp.zeros((self.rows, self._words), dtype="uint32")
+        self._resident = xp.zeros((self.rows, self._words), dtype="uint32")
         self._in_flight = xp.zeros((self.rows, self._words), dtype="uint32")
         self._owners = xp.full(self.landings, _NO_OWNER, dtype="uint32")
         self._free = xp.empty(self.landings, dtype="uint32")
@@ -121,6 +124,10 @@ class Issuer(Scoped):
         self._share_ring(self.where.name == "host")
 
     def _own_keys(self, keys: Any, rows: int | None) -> tuple[Any, int]:
+        if rows is not None:
+            rows = whole("rows", rows, 1)
+        if str(getattr(keys, "dtype", "")).removeprefix("torch.") != "uint8":
+            raise InvalidRequest(f"keys: {type(keys).__name__} is no array of uint8")
         shape = tuple(keys.shape)
         if len(shape) == 2:
             shape = (1, *shape)
@@ -167,6 +174,8 @@ class Issuer(Scoped):
         landing or no room in the ring is lost, and counted in `totals`.
         """
         self._check()
+        degree = whole("degree", degree, 0, DEGREE_MAX)
+        score_min = number("score_min", score_min)
         found = strided(scores, self.where)
         shape_fits = len(found.shape) == 2 and found.shape[0] == self.rows
         if not shape_fits or found.shape[1] > self.blocks or found.dtype != "float32":
@@ -174,8 +183,8 @@ class Issuer(Scoped):
                 f"scores are {found.dtype} {found.shape}: float32 ({self.rows}, up to "
                 f"{self.blocks}) is wanted"
             )
-        if not 0 <= degree <= DEGREE_MAX or self.rows * max(degree, 1) > ITEMS_MAX:
-            raise InvalidRequest(f"degree {degree} is not from 0 to {DEGREE_MAX}")
+        if self.rows * degree > ITEMS_MAX:
+            raise InvalidRequest(f"degree {degree} of {self.rows} rows: at most {ITEMS_MAX} in all")
         if degree == 0 or found.shape[1] == 0:
             return
         if self._candidates is None or self._candidates.shape[1] != degree:
@@ -186,7 +195,7 @@ class Issuer(Scoped):
             "hifc_trend_candidates",
             self.rows,
             scores=address_of(scores, self.where),
-            resident=address_of(self.resident, self.where),
+            resident=address_of(self._resident, self.where),
             in_flight=address_of(self._in_flight, self.where),
             candidates=candidates,
             counts=counts,
@@ -201,7 +210,7 @@ class Issuer(Scoped):
             1,
             candidates=candidates,
             counts=counts,
-            keys=address_of(self.keys, self.where),
+            keys=address_of(self._keys, self.where),
             in_flight=address_of(self._in_flight, self.where),
             owners=address_of(self._owners, self.where),
             free_landings=address_of(self._free, self.where),
@@ -209,10 +218,10 @@ class Issuer(Scoped):
             rows=self.rows,
             degree=degree,
             words=self._words,
-            key_row_stride=self.blocks if self.keys.shape[0] > 1 else 0,
+            key_row_stride=self.blocks if self._keys.shape[0] > 1 else 0,
             landings=self.landings,
             landing_pages=self.landing_pages,
-            slot_count=self.ring.header.slots,
+            slot_count=len(self.ring.descriptors),
             part_first=self.parts[0],
             part_step=self.parts[1],
             part_count=self.parts[2],
@@ -245,16 +254,22 @@ class Issuer(Scoped):
 
     def release(self, landings: Any, *, resident: bool = False) -> None:
         """Gives landings back; resident: their blocks are in their place now, and not to be fetched
-        again. Landings that are free, or whose bytes are still to come, stay as they are.
+        again. Landings that are free, or whose bytes are still to come, stay as they are,
+        and numbers that are none are passed over. InvalidRequest: no integers.
         """
         self._check()
-        released = self.where.xp.asarray(landings, dtype="uint32").ravel()
+        released = self.where.xp.asarray(landings).ravel()
+        if released.size and released.dtype.kind not in "iu":
+            raise InvalidRequest(f"landings are integers, not {released.dtype}")
+        released = released.astype("int64")
+        known = (released >= 0) & (released < self.landings)
+        released = self.where.xp.where(known, released, _NO_OWNER).astype("uint32")
         self.where.launch(
             "hifc_prefetch_release",
             -(-released.size // _ISSUE_THREADS),
             released=address_of(released, self.where),
             in_flight=address_of(self._in_flight, self.where),
-            resident=address_of(self.resident, self.where) if resident else 0,
+            resident=address_of(self._resident, self.where) if resident else 0,
             owners=address_of(self._owners, self.where),
             statuses=self._in_ring["statuses"],
             count=released.size,
@@ -270,11 +285,20 @@ class Issuer(Scoped):
 
     def bytes_of(self, landing: int) -> ByteArray:
         """The memory of a landing, as long as the ring's longest read: a view of the arena."""
-        if not 0 <= landing < self.landings:
-            raise InvalidRequest(f"landing {landing}: there are {self.landings}")
+        landing = whole("landing", landing, 0, self.landings - 1)
         size = self.landing_pages * PAGE_BYTES
         memory: ByteArray = self.ring.arena[landing * size : (landing + 1) * size]
         return memory
+
+    @property
+    def keys(self) -> Any:
+        """See the class; another array cannot take its place."""
+        return self._keys
+
+    @property
+    def resident(self) -> Any:
+        """See the class; another array cannot take its place."""
+        return self._resident
 
     @property
     def totals(self) -> dict[str, int]:

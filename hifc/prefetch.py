@@ -9,12 +9,13 @@ the line, on a GPU where there is one; given an issuer, they ask for what is exp
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hifc.checking import whole
+from hifc.checking import number, whole
 from hifc.errors import ConfigError, InvalidRequest
 from hifc.kernels import Backend, address_of, backend
 from hifc.mass import mass_from_weights
@@ -55,8 +56,8 @@ class HiFCPrefetcher:
         self.num_heads = num_heads
         self.window_size = window_size
         self.block_tokens = block_tokens
-        self.degree = degree
-        self.score_min = score_min
+        self.degree = whole("degree", degree, 0, error=ConfigError)
+        self.score_min = number("score_min", score_min, error=ConfigError)
         self.issuer = issuer  # may be replaced by one of as many rows
         self._where = where
         self._capacity = 0
@@ -109,6 +110,8 @@ class HiFCPrefetcher:
         on_gpu = self.where.name == "cuda"
         if hasattr(weights, "detach"):
             weights = weights.detach()
+            if weights.is_complex():
+                raise InvalidRequest(f"attention is real numbers, not {weights.dtype}")
             if str(weights.dtype).removeprefix("torch.") not in ITEM_TYPES:
                 weights = weights.float()
             weights = weights.to("cuda" if on_gpu else "cpu").contiguous()
@@ -118,7 +121,9 @@ class HiFCPrefetcher:
                 weights = xp.asarray(
                     weights.get() if hasattr(weights, "get") and not on_gpu else weights
                 )
-                if weights.dtype.name not in ITEM_TYPES:
+                if weights.dtype.kind not in "biuf":
+                    raise InvalidRequest(f"attention is real numbers, not {weights.dtype}")
+                if weights.dtype.name not in ITEM_TYPES or not weights.dtype.isnative:
                     weights = weights.astype("float32")
             except (TypeError, ValueError) as error:
                 raise InvalidRequest(f"attention is an array of numbers: {error}") from None
@@ -127,7 +132,8 @@ class HiFCPrefetcher:
         fits = len(shape) >= 2 and 0 not in shape[:-1]
         if fits and shape[-2 if len(shape) == 2 else -3] == self.num_heads:
             queries = 1 if len(shape) == 2 else shape[-2]
-            return weights.reshape(-1, self.num_heads, queries, shape[-1])
+            batch = math.prod(shape[:-3])
+            return weights.reshape(batch, self.num_heads, queries, shape[-1])
         raise InvalidRequest(
             f"attention of shape {shape}: (heads, keys) or (..., heads, queries, keys) with "
             f"{self.num_heads} heads is wanted"

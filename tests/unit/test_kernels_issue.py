@@ -4,6 +4,7 @@ what is lost where there is no room, and what becomes of the answers."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import classify_reference as reference
@@ -249,9 +250,19 @@ def test_the_prefetcher_issues_what_it_expects(where: Backend) -> None:
 def test_what_is_refused(where: Backend) -> None:
     with pytest.raises(ConfigError, match="3 heads do not share out over 2 rows"):
         HiFCPrefetcher(3, issuer=Issuer(RingMemory(), keys_for(2, 8), where=make_backend("host")))
-    for keys, rows in ((keys_for(2, 8), 3), (keys_for(1, 8)[0], None), (np.zeros((8, 15)), 1)):
+    for keys, rows in (
+        (keys_for(2, 8), 3),
+        (keys_for(1, 8)[0], None),
+        (np.zeros((8, 15), "u1"), 1),
+    ):
         with pytest.raises(InvalidRequest, match="keys of shape"):
             Issuer(RingMemory(), keys, rows=rows, where=where)
+    for keys in (np.full((8, 16), 300), np.ones((8, 16)), [b"k" * 16]):
+        with pytest.raises(InvalidRequest, match="no array of uint8"):
+            Issuer(RingMemory(), keys, rows=1, where=where)
+    for parts in ((0, 1), (0.5, 0, 1), (-1, 0, 1), None):
+        with pytest.raises(InvalidRequest, match="parts"):
+            Issuer(RingMemory(), keys_for(2, 8), parts=parts, where=where)
     with pytest.raises(InvalidRequest, match="parts"):
         Issuer(RingMemory(), keys_for(2, 8), parts=(0, 2, 0), where=where)
     with pytest.raises(InvalidRequest, match="no room for a read of 70000"):
@@ -261,10 +272,17 @@ def test_what_is_refused(where: Backend) -> None:
     for shape, dtype in (((2, 9), "float32"), ((1, 8), "float32"), ((2, 8), "float64")):
         with pytest.raises(InvalidRequest, match="scores are"):
             issuer.issue(where.xp.zeros(shape, dtype=dtype), 1)
-    with pytest.raises(InvalidRequest, match="degree 1025"):
-        issuer.issue(where.xp.zeros((2, 8), dtype="float32"), 1025)
-    with pytest.raises(InvalidRequest, match="landing 16"):
-        issuer.bytes_of(16)
+    for degree in (1025, -1, 2.5, True):
+        with pytest.raises(InvalidRequest, match="degree"):
+            issuer.issue(where.xp.zeros((2, 8), dtype="float32"), degree)
+    with pytest.raises(InvalidRequest, match="score_min"):
+        issuer.issue(where.xp.zeros((2, 8), dtype="float32"), 1, score_min=math.nan)
+    for landing in (16, -1, 0.5):
+        with pytest.raises(InvalidRequest, match="landing"):
+            issuer.bytes_of(landing)
+    for name in ("keys", "resident"):  # kernels keep to the size of what they were given
+        with pytest.raises(AttributeError):
+            setattr(issuer, name, where.xp.zeros((0, 0), dtype="uint32"))
     ring.closed = True
     with pytest.raises(ClosedError):
         issuer.settle()
@@ -273,6 +291,47 @@ def test_what_is_refused(where: Backend) -> None:
     issuer.close()
     with pytest.raises(ClosedError):
         issuer.issue(where.xp.zeros((2, 8), dtype="float32"), 1)
+
+
+def test_attention_of_odd_kinds() -> None:
+    where = make_backend("host")
+    for wrong in (-1, 1.5, "x"):
+        with pytest.raises(ConfigError, match="degree"):
+            HiFCPrefetcher(2, degree=wrong, where=where)
+    with pytest.raises(ConfigError, match="score_min"):
+        HiFCPrefetcher(2, score_min=math.nan, where=where)
+    prefetcher = HiFCPrefetcher(2, where=where)
+    with pytest.raises(InvalidRequest, match="real numbers"):
+        prefetcher.update(np.ones((2, 4), complex))
+    prefetcher.update(np.zeros((2, 0)))
+    assert prefetcher.predict().shape == (2, 0)
+    prefetcher.reset()
+    prefetcher.update(np.array([[0.25, 0.75], [1, 0]], ">f4"))
+    assert prefetcher.scores().tolist() == [[0.25, 0.75], [1, 0]]
+
+
+def test_only_numbers_of_landings_release_them(where: Backend) -> None:
+    ring = RingMemory()
+    issuer = Issuer(ring, keys_for(1, 8), where=where)
+    issuer.issue(where.xp.ones((1, 8), dtype="float32"), 2)
+    ring.statuses[:2] = RingStatus.OK
+    for wrong in ([0.0], where.xp.zeros(1, dtype=bool), "x"):
+        with pytest.raises(InvalidRequest, match="integers"):
+            issuer.release(wrong)
+    for none in ([-1], [1 << 32], [99], []):
+        issuer.release(none)
+    assert sorted(issuer.settle().landings.tolist()) == [0, 1]
+    issuer.release([1])
+    assert issuer.settle().landings.tolist() == [0]
+
+
+def test_a_scribbled_header_moves_no_descriptor(where: Backend) -> None:
+    ring = RingMemory()
+    issuer = Issuer(ring, keys_for(1, 8), where=where)
+    ring.header.slots = 1 << 30
+    ring.header.head = ring.header.tail = 1 << 20
+    issuer.issue(where.xp.ones((1, 8), dtype="float32"), 2)
+    assert ring.descriptors["sequence"][:2].tolist() == [(1 << 16) + 1] * 2
 
 
 def test_blocks_come_from_a_namespace(ns: Namespace) -> None:
