@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hifc.checking import number, whole
 from hifc.errors import ConfigError, InvalidRequest
 from hifc.kernels import Backend, address_of, backend, strided
 
@@ -57,13 +58,9 @@ class HeatTable:
         victims_max: int = 4096,
         where: Backend | None = None,
     ) -> None:
-        if not 1 <= blocks <= BLOCKS_MAX or not 1 <= victims_max <= VICTIMS_MAX:
-            raise ConfigError(
-                f"a heat table of {blocks} blocks and {victims_max} victims: 1 to {BLOCKS_MAX} and "
-                f"1 to {VICTIMS_MAX}"
-            )
-        if decay_lambda < 0 or not math.isfinite(decay_lambda):
-            raise ConfigError(f"lambda: {decay_lambda} is no number from 0 up")
+        blocks = whole("blocks of a heat table", blocks, 1, BLOCKS_MAX, ConfigError)
+        victims_max = whole("victims_max", victims_max, 1, VICTIMS_MAX, ConfigError)
+        decay_lambda = number("lambda", decay_lambda, 0, ConfigError)
         self.blocks = blocks
         self.decay_lambda = decay_lambda
         self.victims_max = victims_max
@@ -132,7 +129,7 @@ class HeatTable:
         """
         if (hot_ratio is None) == (threshold is None):
             raise InvalidRequest("split: give either hot_ratio or threshold")
-        if hot_ratio is not None and not 0 <= hot_ratio <= 1:
+        if hot_ratio is not None and number("hot_ratio", hot_ratio, 0) > 1:
             raise InvalidRequest(f"split: hot_ratio {hot_ratio} is not from 0 to 1")
         if threshold is not None and math.isnan(threshold):
             raise InvalidRequest("split: threshold is no number")
@@ -162,8 +159,7 @@ class HeatTable:
         return self._ordered
 
     def _arguments(self, mass: Any, elapsed_s: float, eligible: Any) -> dict[str, Any]:
-        if not 0 <= elapsed_s < math.inf:
-            raise InvalidRequest(f"{elapsed_s} seconds have not elapsed")
+        elapsed_s = number("elapsed_s", elapsed_s, 0)
         found = self._per_block("mass", mass, "float32")
         if found % 16:
             raise InvalidRequest("mass begins at no multiple of 16 bytes: copy it")

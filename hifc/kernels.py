@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -231,7 +232,10 @@ def _fill(kernel: str, blocks: int, arguments: Mapping[str, Any]) -> np.ndarray[
     if not 0 <= blocks <= BLOCKS_MAX:
         raise InvalidRequest(f"{kernel}: {blocks} blocks, at most {BLOCKS_MAX} can run at once")
     struct = np.zeros(1, KERNELS[kernel].args)
-    struct[0] = tuple([arguments[name] for name in names])
+    try:
+        struct[0] = tuple([arguments[name] for name in names])
+    except (OverflowError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"{kernel}: a number does not fit its field: {error}") from None
     return struct
 
 
@@ -240,7 +244,8 @@ def _fill(kernel: str, blocks: int, arguments: Mapping[str, Any]) -> np.ndarray[
 
 @dataclass(frozen=True, slots=True)
 class Strided:
-    """An array as a kernel sees it: strides in bytes; dtype as a name ("float16", "bfloat16")."""
+    """An array as a kernel sees it: strides in bytes; dtype as a name ("float16", "bfloat16"), or,
+    in another order of bytes than this machine's, as numpy writes it (">f4")."""
 
     address: int
     shape: tuple[int, ...]
@@ -250,22 +255,40 @@ class Strided:
     on_gpu: bool
     writable: bool
 
+    @property
+    def size(self) -> int:
+        """Items of it."""
+        return math.prod(self.shape)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether two of its items may be the same memory, as in what was broadcast."""
+        end = self.item_bytes if self.size else 0
+        steps = zip(map(abs, self.strides), self.shape, strict=True)
+        for stride, size in sorted(step for step in steps if step[1] > 1):
+            if stride < end:
+                return True
+            end += stride * (size - 1)
+        return False
+
+    def check_output(self, name: str) -> None:
+        """InvalidRequest: a kernel cannot write to it."""
+        if not self.writable:
+            raise InvalidRequest(f"{name} is a read-only array of shape {self.shape}")
+        if self.overlaps:
+            raise InvalidRequest(
+                f"items of {name} of shape {self.shape} overlap (strides of {self.strides} bytes): "
+                "give an array that was not broadcast"
+            )
+
 
 def strided(array: Any, where: Backend) -> Strided:
-    """A numpy, CuPy or torch array in the memory of a backend. InvalidRequest: it is elsewhere."""
+    """A numpy, CuPy or torch array in the memory of a backend. InvalidRequest: it is elsewhere, or
+    has no memory that a kernel could read."""
     if isinstance(array, np.ndarray):
         found = _by_interface(array, array.__array_interface__, on_gpu=False)
     elif hasattr(array, "data_ptr") and hasattr(array, "element_size"):
-        size = array.element_size()
-        found = Strided(
-            array.data_ptr(),
-            tuple(array.shape),
-            tuple(step * size for step in array.stride()),
-            size,
-            str(array.dtype).removeprefix("torch."),
-            array.device.type == "cuda",
-            True,
-        )
+        found = _of_torch(array)
     elif hasattr(array, "__cuda_array_interface__"):
         found = _by_interface(array, array.__cuda_array_interface__, on_gpu=True)
     else:
@@ -281,6 +304,30 @@ def strided(array: Any, where: Backend) -> Strided:
     return found
 
 
+def _of_torch(array: Any) -> Strided:
+    kind = array.device.type
+    if kind not in ("cpu", "cuda") or str(array.layout) != "torch.strided":
+        raise InvalidRequest(
+            f"a tensor of shape {tuple(array.shape)} on {array.device}, {array.layout}: give a "
+            "dense one in host or GPU memory"
+        )
+    if array.is_neg() or array.is_conj():
+        raise InvalidRequest(
+            "a tensor whose sign or conjugation is pending has other numbers in memory: give "
+            "tensor.resolve_neg().resolve_conj()"
+        )
+    step = array.element_size()
+    return Strided(
+        array.data_ptr(),
+        tuple(array.shape),
+        tuple(stride * step for stride in array.stride()),
+        step,
+        str(array.dtype).removeprefix("torch."),
+        kind == "cuda",
+        True,
+    )
+
+
 def _by_interface(array: Any, interface: Mapping[str, Any], *, on_gpu: bool) -> Strided:
     address, readonly = interface["data"]
     return Strided(
@@ -288,7 +335,7 @@ def _by_interface(array: Any, interface: Mapping[str, Any], *, on_gpu: bool) -> 
         array.shape,
         array.strides,
         array.itemsize,
-        array.dtype.name,
+        array.dtype.name if array.dtype.isnative else array.dtype.str,
         on_gpu,
         not readonly,
     )
@@ -298,6 +345,8 @@ def address_of(array: Any, where: Backend) -> int:
     """Address of a contiguous array in the memory of a backend. InvalidRequest: it is not."""
     found = strided(array, where)
     step = found.item_bytes
+    if not found.size:
+        return found.address
     for size, stride in zip(reversed(found.shape), reversed(found.strides), strict=True):
         if size != 1 and stride != step:
             raise InvalidRequest(f"an array of shape {found.shape} is strided: make it contiguous")

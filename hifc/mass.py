@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from hifc.checking import number, whole
 from hifc.errors import InvalidRequest
 from hifc.kernels import Backend, Strided, address_of, backend, strided
-from hifc.sketch import ITEM_TYPES, Digest, Sketch, item_strides, item_type
+from hifc.sketch import COUNT_MAX, ITEM_TYPES, Digest, Sketch, item_strides, item_type
 
 _MASS_THREADS = 256  # of native/mass.cu
 _CELL_TOKENS, _SCORE_CELLS = 16, 16  # of native/scores.cuh and native/sketch.cu
@@ -37,10 +38,11 @@ def mass_from_weights(
     """
     where = backend() if where is None else where
     found = strided(weights, where)
-    if len(found.shape) not in (3, 4) or block_tokens < 1:
+    block_tokens = whole("block_tokens", block_tokens, 1, COUNT_MAX)
+    scale = number("scale", scale)
+    if len(found.shape) not in (3, 4):
         raise InvalidRequest(
-            f"weights of shape {found.shape} by {block_tokens} tokens: ([batch,] heads, queries, "
-            "keys) and tokens from 1 are wanted"
+            f"weights of shape {found.shape}: ([batch,] heads, queries, keys) is wanted"
         )
     batch, heads, queries, keys = (1, *found.shape)[-4:]
     strides = [0, *item_strides(found)][-4:]
@@ -52,8 +54,7 @@ def mass_from_weights(
         raise InvalidRequest(
             f"out is {into.dtype} {into.shape}: float32 {(heads, blocks)} is wanted"
         )
-    if not into.writable:
-        raise InvalidRequest(f"out is a read-only array of shape {into.shape}")
+    into.check_output("out")
     of_tile = max(1, _MASS_THREADS // block_tokens)
     where.launch(
         "hifc_weights_mass",
@@ -88,7 +89,7 @@ def mass_from_sketch(
     product of query and key, 1 / sqrt(dim) unless given. blocks: sketch.length / block_tokens,
     rounded up. The bits are the same on every backend.
     """
-    of_block = -(-block_tokens // _CELL_TOKENS)
+    of_block = -(-whole("block_tokens", block_tokens, 1, COUNT_MAX) // _CELL_TOKENS)
     task = _Task(queries, sketch, block_tokens, of_block, scale)
     sketch.where.launch(
         "hifc_sketch_scores",
@@ -133,7 +134,7 @@ class _Task:
         self.where = keys.where
         found = strided(queries, self.where)
         self.single = len(found.shape) == 2
-        self.count, self.heads, dim = self._shape(found, keys, block_tokens)
+        self.count, self.heads, dim = self._shape(found, keys)
         self.kv_heads = keys.kv_heads
         self.type = item_type(found)
         self.blocks = -(-keys.length // block_tokens)
@@ -154,13 +155,11 @@ class _Task:
             "kv_heads": self.kv_heads,
             "length": keys.length,
             "block_tokens": block_tokens,
-            "scale": dim**-0.5 if scale is None else scale,
+            "scale": dim**-0.5 if scale is None else number("scale", scale),
         }
 
     @staticmethod
-    def _shape(found: Strided, keys: Sketch | Digest, block_tokens: int) -> tuple[int, int, int]:
-        if block_tokens < 1:
-            raise InvalidRequest(f"blocks of {block_tokens} tokens: at least 1")
+    def _shape(found: Strided, keys: Sketch | Digest) -> tuple[int, int, int]:
         if len(found.shape) in (2, 3):
             count, heads, dim = (1, *found.shape)[-3:]
             if dim == keys.dim and heads and heads % keys.kv_heads == 0 and count:

@@ -9,20 +9,21 @@ return at once: whoever hands a packed block to a device waits for the stream be
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from hifc.checking import whole
 from hifc.driver import PARTS_MAX, VALUE_MAX_BYTES
 from hifc.errors import InvalidRequest
 from hifc.kernel_table import KERNELS, PACK_BLOCKS_MAX, divider
-from hifc.kernels import Backend, Strided, address_of, strided
+from hifc.kernels import Backend, address_of, strided
 from hifc.pages import PageLayout
 
 # A chunk is what a block of threads takes at a time: at most this many rows of 4 KiB.
 CHUNK_ROWS_MAX = 16
+ADDRESS_MAX = (1 << 63) - 1
 ROW_BYTES = 16 * KERNELS["hifc_checksum"].threads
 
 # enum Number of native/pages.cuh
@@ -68,7 +69,7 @@ def checksums(data: Any, part_bytes: int, where: Backend) -> Any:
     """
     found = strided(data, where)
     address, size = address_of(data, where), found.item_bytes * math.prod(found.shape)
-    if part_bytes < 1 or size % part_bytes:
+    if not whole("part_bytes", part_bytes, 0) or size % part_bytes:
         raise InvalidRequest(f"{size} bytes are no whole parts of {part_bytes} bytes")
     parts = size // part_bytes
     if address % 16 or (parts > 1 and part_bytes % 16):
@@ -177,11 +178,8 @@ class _Call:
         self._layout, self._where, self._encoding = layout, where, encoding
         self._pages = _page_numbers(pages, where)
         self._blocks, self._block_pages = self._pages.shape
-        self._tokens = self._block_pages * layout.page_tokens if tokens is None else tokens
-        if not 0 < self._tokens <= self._block_pages * layout.page_tokens:
-            raise InvalidRequest(
-                f"{self._tokens} tokens in {self._block_pages} pages of {layout.page_tokens}"
-            )
+        room = self._block_pages * layout.page_tokens
+        self._tokens = room if tokens is None else whole("tokens of a block", tokens, 1, room)
         self._raw = encoding == "raw"
         self._packed_item_bytes = layout.item_bytes if self._raw else 1
         self._bytes = layout.block_bytes(self._tokens, self._packed_item_bytes)
@@ -191,13 +189,16 @@ class _Call:
                 "fewer layers or tokens"
             )
         self._packed = _addresses(packed, self._blocks, self._bytes, where, unpacking)
-        self._parts = len(layout.planes) // layout.planes_per_layer if parts is None else parts
-        if not 0 < self._parts <= PARTS_MAX or self._bytes % self._parts:
+        layers = len(layout.planes) // layout.planes_per_layer
+        self._parts = whole("parts", layers if parts is None else parts, 1)
+        if self._parts > PARTS_MAX or self._bytes % self._parts:
             raise InvalidRequest(
                 f"{self._bytes} bytes are no {self._parts} equal parts, or more than {PARTS_MAX}"
             )
         if unpacking and not layout.writable:
-            raise InvalidRequest("an array of the cache is read-only: nothing is unpacked to it")
+            raise InvalidRequest(
+                "an array of the cache is read-only, or its items overlap: nothing is unpacked"
+            )
         # One array, since each takes a call to make and to clear.
         sums = self._blocks * self._parts if checksums else 0
         self._results = where.xp.zeros(sums + 1, "u4")
@@ -292,7 +293,10 @@ class _Call:
 
 def _page_numbers(pages: Any, where: Backend) -> Any:
     """int32 of shape (blocks, pages of a block) in the memory of where; what does not fit is -1."""
-    numbers = where.xp.asarray(pages)
+    try:
+        numbers = where.xp.asarray(pages)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"pages are no array of numbers: {error}") from None
     if numbers.ndim != 2 or numbers.dtype.kind not in "iu" or 0 in numbers.shape:
         raise InvalidRequest(
             f"pages are {numbers.dtype} of shape {numbers.shape}, not integers of shape (blocks, "
@@ -308,13 +312,10 @@ def _addresses(
     packed: Any, blocks: int, size_bytes: int, where: Backend, read_only: bool
 ) -> list[int]:
     """Of each packed block, each with room for size_bytes."""
-    if isinstance(packed, Sequence):
+    if isinstance(packed, list | tuple):
         if len(packed) != blocks:
             raise InvalidRequest(f"{len(packed)} packed blocks for {blocks} rows of pages")
-        return [
-            one if isinstance(one, int) else _address(one, size_bytes, where, read_only)
-            for one in packed
-        ]
+        return [_address(one, size_bytes, where, read_only) for one in packed]
     found = strided(packed, where)
     if len(found.shape) != 2 or found.shape[0] != blocks:
         raise InvalidRequest(f"packed has shape {found.shape}: use ({blocks}, {size_bytes}) bytes")
@@ -323,21 +324,20 @@ def _addresses(
             f"packed has shape {found.shape} of {found.item_bytes} bytes: a block is {size_bytes} "
             "contiguous bytes"
         )
-    _check_writable(found, read_only)
+    if not read_only:
+        found.check_output("packed")
     return [found.address + block * found.strides[0] for block in range(blocks)]
 
 
 def _address(array: Any, size_bytes: int, where: Backend, read_only: bool) -> int:
+    if isinstance(array, int):
+        return whole("the address of a packed block", array, 4096, ADDRESS_MAX)
     found = strided(array, where)
     if found.item_bytes * math.prod(found.shape) < size_bytes:
         raise InvalidRequest(
             f"a packed block of shape {found.shape} of {found.item_bytes} bytes has no room for "
             f"{size_bytes} bytes"
         )
-    _check_writable(found, read_only)
+    if not read_only:
+        found.check_output("packed")
     return address_of(array, where)
-
-
-def _check_writable(found: Strided, read_only: bool) -> None:
-    if not (found.writable or read_only):
-        raise InvalidRequest(f"packed is a read-only array of shape {found.shape}")

@@ -21,9 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from hifc.checking import whole
 from hifc.errors import InvalidRequest
 from hifc.kernels import Backend, Strided, strided
 
+ITEM_BITS = {"float32": 32, "float16": 16, "bfloat16": 16}  # that kernels convert
 AXES = ("layer", "kv", "page", "token", "head", "dim")
 
 
@@ -105,11 +107,14 @@ def page_layout(
         for array in arrays_of_layer
         for kv in range(size.get("kv", 1))
     )
+    bits = ITEM_BITS.get(dtype, 8 * first.item_bytes)
+    if bits != 8 * first.item_bytes:
+        raise InvalidRequest(f"dtype {dtype} has {bits} bits, the items {8 * first.item_bytes}")
     tokens = size["token"]
     if "page" not in size:
-        page_tokens = tokens if page_tokens is None else page_tokens
-        if page_tokens < 1:
-            raise InvalidRequest(f"page_tokens is {page_tokens}: use 1 or more")
+        page_tokens = (
+            tokens if page_tokens is None else whole("page_tokens", page_tokens, 1, (1 << 31) - 1)
+        )
     elif page_tokens not in (None, tokens):
         raise InvalidRequest(f"page_tokens is {page_tokens}, the pages have {tokens} tokens")
     else:
@@ -127,7 +132,7 @@ def page_layout(
         item_bytes=first.item_bytes,
         dtype=dtype or first.dtype,
         planes_per_layer=len(found[0]) * size.get("kv", 1),
-        writable=all(array.writable for layer in found for array in layer),
+        writable=all(a.writable and not a.overlaps for layer in found for a in layer),
         plane_table=where.xp.asarray(np.array(planes, "u8")),
         arrays=tuple(itertools.chain.from_iterable(layers)),
     )

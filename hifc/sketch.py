@@ -19,10 +19,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from hifc.checking import whole
 from hifc.errors import InvalidRequest
 from hifc.kernels import Backend, Strided, address_of, backend, strided
 
 CODE_BITS = 4
+COUNT_MAX = (1 << 31) - 1  # of tokens, in a block or in all
 DIM_MAX = 256  # SKETCH_DIM_MAX of native/scores.cuh
 ITEM_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}  # ItemType of native/items.cuh
 _APPEND_TOKENS = 32  # APPEND_TOKENS of native/sketch.cu
@@ -36,22 +38,35 @@ def item_type(array: Strided) -> int:
 
 
 def item_strides(array: Strided) -> list[int]:
-    """Strides in items. InvalidRequest: the last axis is not contiguous."""
-    if array.shape[-1] != 1 and array.strides[-1] != array.item_bytes:
+    """Strides in items. InvalidRequest: the last axis is not contiguous, or items are not aligned,
+    as in a field of a structure."""
+    step = array.item_bytes
+    if array.size == 0:
+        return [0] * len(array.shape)
+    if array.shape[-1] != 1 and array.strides[-1] != step:
         raise InvalidRequest(
             f"an array of shape {array.shape} whose last axis is strided: make it contiguous"
         )
-    return [stride // array.item_bytes for stride in array.strides]
+    if any(offset % step for offset in (array.address, *array.strides)):
+        raise InvalidRequest(
+            f"items of {step} bytes at {array.address:#x}, strides of {array.strides} bytes: they "
+            "are not aligned, copy the array"
+        )
+    return [stride // step for stride in array.strides]
 
 
 class _OfKeys:
     """What sketch and digest share. Not thread-safe."""
 
     def __init__(self, kv_heads: int, dim: int, capacity: int, where: Backend | None) -> None:
-        if kv_heads < 1 or capacity < 1 or not 8 <= dim <= DIM_MAX or dim % 8:
+        kv_heads, capacity = (
+            whole("kv_heads", kv_heads, 1),
+            whole("capacity", capacity, 1, COUNT_MAX),
+        )
+        dim = whole("dim", dim, 1)
+        if not 8 <= dim <= DIM_MAX or dim % 8:
             raise InvalidRequest(
-                f"{kv_heads} KV heads of {dim} channels for {capacity} tokens: heads and tokens "
-                f"from 1, channels a multiple of 8 up to {DIM_MAX}"
+                f"KV heads of {dim} channels: channels are a multiple of 8 up to {DIM_MAX}"
             )
         self.where = backend() if where is None else where
         self.kv_heads = kv_heads
@@ -72,9 +87,7 @@ class _OfKeys:
         return found
 
     def _cut(self, length: int) -> None:
-        if not 0 <= length <= self.length:
-            raise InvalidRequest(f"truncate to {length} tokens of {self.length}")
-        self.length = length
+        self.length = whole("truncate: tokens", length, 0, self.length)
 
 
 class Sketch(_OfKeys):
@@ -146,12 +159,9 @@ class Digest(_OfKeys):
     ) -> None:
         """Room for `capacity` tokens; dtype: of the keys, by name."""
         super().__init__(kv_heads, dim, capacity, where)
-        if dtype not in ITEM_TYPES or block_tokens < 1:
-            raise InvalidRequest(
-                f"a digest of {dtype} by {block_tokens} tokens: give one of "
-                f"{', '.join(ITEM_TYPES)}, and tokens from 1"
-            )
-        self.block_tokens = block_tokens
+        if dtype not in ITEM_TYPES:
+            raise InvalidRequest(f"a digest of {dtype}: give one of {', '.join(ITEM_TYPES)}")
+        self.block_tokens = block_tokens = whole("block_tokens", block_tokens, 1, COUNT_MAX)
         self.dtype = dtype
         # numpy has no bfloat16; the bits are the kernels' business.
         kept = "uint16" if dtype == "bfloat16" else dtype
@@ -199,6 +209,8 @@ class Digest(_OfKeys):
 
 def build_sketch(keys: Any, capacity: int | None = None, where: Backend | None = None) -> Sketch:
     """A sketch of keys (kv_heads, tokens, dim), room for `capacity` tokens or for just them."""
+    if len(getattr(keys, "shape", ())) != 3:
+        raise InvalidRequest(f"keys: {type(keys).__name__} is no array (kv_heads, tokens, dim)")
     kv_heads, tokens, dim = keys.shape
     sketch = Sketch(kv_heads, dim, tokens if capacity is None else capacity, where)
     sketch.append(keys)

@@ -227,6 +227,14 @@ def test_torch_arrays(dtype: str) -> None:
         kernels.address_of(tensor, kernels.backend("host"))
 
 
+def test_torch_tensors_without_memory_to_read() -> None:
+    torch = pytest.importorskip("torch")
+    numbers = torch.ones(2, 3)
+    for tensor in (torch.zeros(2, 3, device="meta"), numbers.to_sparse(), torch._neg_view(numbers)):
+        with pytest.raises(InvalidRequest, match=r"dense|resolve_neg"):
+            kernels.strided(tensor, kernels.backend("host"))
+
+
 def raw_crc(data: Any) -> int:
     buffer = np.ascontiguousarray(data)
     return int(library().hifc_crc32c_raw(ctypes.c_void_p(buffer.ctypes.data), buffer.nbytes))

@@ -199,7 +199,7 @@ def test_bits(shape: tuple[int, ...]) -> None:
 @backends
 def test_what_is_refused(name: str) -> None:
     where = make_backend(name)
-    for arguments in ((0,), (1, -1.0), (1, math.inf)):
+    for arguments in ((0,), (1.5,), (1, -1.0), (1, math.inf), (1, "x")):
         with pytest.raises(ConfigError):
             HeatTable(*arguments, where=where)
     with pytest.raises(ConfigError, match="victims"):

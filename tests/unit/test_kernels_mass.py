@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -157,9 +158,12 @@ def test_what_is_refused(name: str) -> None:
     def zeros(*shape: int, dtype: str = "float32") -> Any:
         return where.xp.zeros(shape, dtype=dtype)
 
-    for kv_heads, dim, capacity in ((0, 64, 1), (1, 60, 1), (1, 264, 1), (1, 64, 0)):
+    for dim in (60, 264):
         with pytest.raises(InvalidRequest, match="multiple of 8 up to 256"):
-            Sketch(kv_heads, dim, capacity, where)
+            Sketch(1, dim, 1, where)
+    for arguments in ((0, 64, 1), (1, 64, 0), (1.0, 64, 1), (1, "64", 1), (1, 64, 1 << 40)):
+        with pytest.raises(InvalidRequest, match="no whole number"):
+            Sketch(*arguments, where)
     sketch = Sketch(2, 64, 10, where)
     with pytest.raises(InvalidRequest, match=r"\(2, tokens, 64\)"):
         sketch.append(zeros(3, 4, 64))
@@ -175,10 +179,19 @@ def test_what_is_refused(name: str) -> None:
     for shape in ((3, 64), (4, 32), (4,)):
         with pytest.raises(InvalidRequest, match="multiple of 2 heads"):
             mass_from_sketch(zeros(*shape), sketch, 16)
-    with pytest.raises(InvalidRequest, match="at least 1"):
-        mass_from_sketch(zeros(4, 64), sketch, 0)
-    with pytest.raises(InvalidRequest, match="truncate to 5"):
-        sketch.truncate(5)
+    for block_tokens in (0, 4.0, 1 << 40):
+        with pytest.raises(InvalidRequest, match="block_tokens"):
+            mass_from_sketch(zeros(4, 64), sketch, block_tokens)
+        with pytest.raises(InvalidRequest, match="block_tokens"):
+            mass_from_weights(zeros(4, 1, 32), block_tokens, where=where)
+    for scale in (math.nan, "x"):
+        with pytest.raises(InvalidRequest, match="scale"):
+            mass_from_sketch(zeros(4, 64), sketch, 16, scale=scale)
+        with pytest.raises(InvalidRequest, match="scale"):
+            mass_from_weights(zeros(4, 1, 32), 16, scale=scale, where=where)
+    for length in (5, 3.5):
+        with pytest.raises(InvalidRequest, match="truncate"):
+            sketch.truncate(length)
     with pytest.raises(InvalidRequest, match="int8"):
         Digest(2, 64, 10, 4, "int8", where)
     with pytest.raises(InvalidRequest, match="float16 for a digest of float32"):
@@ -192,6 +205,36 @@ def test_what_is_refused(name: str) -> None:
         kept.flags.writeable = False
         with pytest.raises(InvalidRequest, match="read-only"):
             mass_from_weights(zeros(4, 1, 32), 16, out=kept, where=where)
+
+
+def test_arrays_that_cannot_be_read_or_written() -> None:
+    where = make_backend("host")
+    weights = np.random.default_rng(1).random((3, 2, 32), np.float32)
+    fields = np.zeros((3, 2), [("weight", "f4", (8,)), ("other", "u1")])["weight"]
+    for odd, match in ((weights.astype(">f4"), ">f4"), (fields, "not aligned")):
+        with pytest.raises(InvalidRequest, match=match):
+            mass_from_weights(odd, 4, where=where)
+    fixed = np.zeros((3, 8), np.float32)
+    fixed.flags.writeable = False
+    shared = np.lib.stride_tricks.as_strided(np.zeros(99, np.float32), (3, 8), (0, 4))
+    for out, match in ((fixed, "read-only"), (shared, "overlap")):
+        with pytest.raises(InvalidRequest, match=match):
+            mass_from_weights(weights, 4, out=out, where=where)
+    queries = np.lib.stride_tricks.as_strided(weights, (1, 1 << 33, 4), (0, 0, 4))
+    with pytest.raises(InvalidRequest, match="does not fit"):
+        mass_from_weights(queries, 4, where=where)
+
+
+def test_empty_arrays_have_no_mass() -> None:
+    where = make_backend("host")
+    assert mass_from_weights(np.zeros((0, 2, 5), np.float32), 4, where=where).shape == (0, 2)
+    assert mass_from_weights(np.zeros((2, 2, 0), np.float32), 4, where=where).shape == (2, 0)
+    out = np.ones((2, 2), np.float32)
+    mass_from_weights(np.zeros((2, 0, 5), np.float32), 4, where=where, out=out)
+    assert not out.any()
+    sketch = Sketch(2, 16, 8, where)
+    sketch.append(np.zeros((2, 0, 16), np.float32))
+    assert sketch.length == 0
 
 
 def test_bfloat16_of_torch() -> None:

@@ -484,9 +484,13 @@ def test_arguments_that_do_not_fit() -> None:
     refused("name the dtype", encoding="int8")
     refused("integers of shape", cache, [1, 2], packed)
     refused("integers of shape", cache, [[1.5, 2]], packed)
-    refused("9 tokens in 2 pages of 4", tokens=9)
-    for parts in (7, 0, -1, 65536):
+    for tokens in (9, 0, 7.5, True):
+        refused("from 1 to 8", tokens=tokens)
+    refused("no array of numbers", cache, [[1, 2], [3]], packed)
+    for parts in (7, 65536):
         refused(f"{parts} equal parts", parts=parts)
+    for parts in (0, -1, 2.0, True):
+        refused("no whole number", parts=parts)
     fixed = packed.copy()
     fixed.flags.writeable = False
     refused("read-only", cache, pages, fixed)
@@ -495,6 +499,11 @@ def test_arguments_that_do_not_fit() -> None:
     refused("contiguous bytes", cache, pages, np.asfortranarray(packed.reshape(1, -1, 2))[:, :, 0])
     refused("packed has shape", cache, pages, np.concatenate([packed, packed]))
     refused("2 packed blocks for 1", cache, pages, [packed, packed])
+    twice = np.lib.stride_tricks.as_strided(packed, (2, packed.size), (0, 1))
+    refused("overlap", cache, [[0, 1], [2, 3]], twice)
+    for address in (0, True, -4096, 1 << 64):
+        refused("the address of a packed block", cache, pages, [address])
+    refused("no array", cache, pages, b"x")
     refused("no room", cache, pages, [packed[0, 1:]])
     number = dataclasses.replace(cache, dtype="float16")
     refused("float32 of shape", number, pages, packed, encoding="int8", scales=np.ones(1, "f4"))
@@ -502,6 +511,10 @@ def test_arguments_that_do_not_fit() -> None:
         packing.unpack(number, pages, packed, where, encoding="int8")
     with pytest.raises(InvalidRequest, match="read-only"):
         packing.unpack(dataclasses.replace(cache, writable=False), pages, fixed, where)
+    one = np.broadcast_to(np.zeros((1, 4, 8), np.float32), (2, 4, 8))
+    shared = page_layout(np.lib.stride_tricks.as_strided(one), "page token dim", where)
+    with pytest.raises(InvalidRequest, match="overlap"):
+        packing.unpack(shared, [[0, 1]], np.zeros((1, 256), np.uint8), where)
     packing.unpack(cache, pages, fixed, where)
     huge = dataclasses.replace(cache, dim=1 << 22)
     refused("fewer layers or tokens", huge, pages, packed)
@@ -542,7 +555,11 @@ def test_layouts_that_are_none(arrays: Any, axes: str, match: str) -> None:
 
 def test_page_tokens_that_do_not_fit() -> None:
     where = kernels.backend("host")
-    with pytest.raises(InvalidRequest, match="use 1 or more"):
+    with pytest.raises(InvalidRequest, match="page_tokens"):
         page_layout(np.zeros((2, 3)), "token dim", where, page_tokens=0)
+    with pytest.raises(InvalidRequest, match="page_tokens"):
+        page_layout(np.zeros((2, 3)), "token dim", where, page_tokens=1.5)
+    with pytest.raises(InvalidRequest, match="float32 has 32 bits"):
+        page_layout(np.zeros((2, 3)), "token dim", where, dtype="float32")
     with pytest.raises(InvalidRequest, match="the pages have 2 tokens"):
         page_layout(np.zeros((4, 2, 3)), "page token dim", where, page_tokens=3)
