@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -352,6 +353,22 @@ def test_inline_has_nobody_who_reads_meanwhile() -> None:
         assert hifc.observe_attention(mass(4, [1]), names) == 0
         assert hifc.prefetcher is not None
         assert hifc.prefetcher.num_blocks == 4
+
+
+def test_threads_that_load_store_and_observe(hifc: HiFC) -> None:
+    names = fill(hifc, 24)
+
+    def work(seed: int) -> None:
+        random = np.random.default_rng(seed)
+        for _ in range(40):
+            hifc.observe_attention(random.random((2, 24)).astype(np.float32), names)
+            stored, loaded = random.integers(24, size=2).tolist()
+            hifc.store(names[stored], block(stored))
+            assert same(hifc.load(names[loaded]), loaded)
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work, seed) for seed in range(4)]:
+            done.result(timeout=120)
 
 
 @pytest.mark.parametrize("seed", range(4))
