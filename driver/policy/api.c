@@ -33,6 +33,9 @@ HIFC_API void hifc_policy_close(struct hifc_policy *policy)
 static int check(struct policy *p, const uint32_t *ids, uint32_t count)
 {
     uint32_t most = 0;
+    if (!p || (!ids && count)) {
+        return hifc_fail(-EINVAL, "no policy, or no ids: open one with hifc_policy_open");
+    }
     for (uint32_t i = 0; i < count; i++) {
         most = ids[i] > most ? ids[i] : most;
     }
@@ -94,6 +97,9 @@ HIFC_API int hifc_policy_scores(struct hifc_policy *policy, double now_s, const 
     struct policy *p = inner(policy);
     int rc = check(p, ids, count);
     rc = rc ? rc : set_time(p, now_s);
+    if (!rc && count && !scores) {
+        return hifc_fail(-EINVAL, "no room for %u scores", count);
+    }
     for (uint32_t i = 0; i < count && !rc; i++) {
         scores[i] = p->ops->score(p, ids[i]);
     }

@@ -44,8 +44,8 @@ HIFC_API int hifc_belady_replay(uint32_t capacity_blocks, const struct hifc_trac
     if (rc) {
         return rc;
     }
-    if (!capacity_blocks) {
-        return hifc_fail(-EINVAL, "a replay wants a capacity");
+    if (!capacity_blocks || !out) {
+        return hifc_fail(-EINVAL, "a replay wants a capacity, and room for what it counts");
     }
     struct belady b = {0};
     rc = prepare(&b, trace);

@@ -35,7 +35,7 @@ struct replay {
 
 int replay_check(const struct hifc_trace *trace)
 {
-    if (!trace->times_s || !trace->offsets || !trace->ids || !trace->request_count) {
+    if (!trace || !trace->times_s || !trace->offsets || !trace->ids || !trace->request_count) {
         return hifc_fail(-EINVAL, "a trace without requests");
     }
     double before = -INFINITY;
@@ -183,6 +183,9 @@ HIFC_API int hifc_policy_replay(struct hifc_policy *policy, const struct hifc_tr
                                 struct hifc_replay *inout)
 {
     struct policy *p = (struct policy *)policy;
+    if (!p || !inout) {
+        return hifc_fail(-EINVAL, "a replay wants a policy, and room for what it counts");
+    }
     int rc = replay_check(trace);
     if (rc) {
         return rc;

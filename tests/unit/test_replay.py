@@ -4,6 +4,7 @@ of the others on generated traces, and traces that are none."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import math
@@ -19,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import access_traces
+from hifc import driver
 from hifc.errors import HiFCError, InvalidRequest
 from hifc.policy import POLICIES, NativePolicy
 from hifc.replay import ADMISSIONS, BELADY, Outcome, Trace, load_trace, make_trace, replay
@@ -340,6 +342,28 @@ def test_a_write_budget_is_kept() -> None:
     assert outcome.written_blocks == 24 + 24 * 71 // 24
     with pytest.raises(HiFCError, match="budget"):
         replay(trace, "lru", 100, admission="budget")
+
+
+def test_what_is_not_there_is_refused() -> None:
+    lib = driver.library()
+    policy = NativePolicy("lru", 1, 0.1).pointer
+    ids = np.zeros(1, np.uint32)
+    ids_at, trace = ids.ctypes.data, make_trace([(0.0, [1])])
+    native, counts = ctypes.byref(trace.native()), ctypes.byref(driver.Replay())
+    for call in (
+        lambda: lib.hifc_policy_use(None, 0.0, ids_at, 1),
+        lambda: lib.hifc_policy_use(policy, 0.0, None, 1),
+        lambda: lib.hifc_policy_leave(None, ids_at, 1),
+        lambda: lib.hifc_policy_forget(policy, None, 1),
+        lambda: lib.hifc_policy_scores(policy, 0.0, ids_at, 1, None),
+        lambda: lib.hifc_policy_replay(None, native, counts),
+        lambda: lib.hifc_policy_replay(policy, None, counts),
+        lambda: lib.hifc_policy_replay(policy, native, None),
+        lambda: lib.hifc_belady_replay(1, None, counts),
+        lambda: lib.hifc_belady_replay(1, native, None),
+    ):
+        with pytest.raises(InvalidRequest):
+            call()
 
 
 def test_what_cannot_be_replayed() -> None:
