@@ -130,8 +130,8 @@ class Ahead:
         self._settle()
         self._make_room()
         issuer.resident[0] = issuer.where.xp.asarray(self._kept)
-        prefetcher.update(weights)
         self._unseen = True
+        prefetcher.update(weights)
         return self._count()["issued"]
 
     def _follow(
@@ -357,4 +357,8 @@ class Ahead:
         if self._ring is not None:
             self._ring.close()
         self._issuer = self._ring = None
+        self._metrics.add("prefetch_wasted", len(self._arrived))
+        names = list(self._landings)
         self._clear()
+        for name in names:
+            self._mark(name)

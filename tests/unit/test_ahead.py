@@ -180,6 +180,20 @@ def test_longer_blocks_make_longer_landings(hifc: HiFC) -> None:
     assert hifc.metrics["prefetch_landings"] == 6
 
 
+def test_what_landed_for_another_column_is_asked_for_again_once_it_is_lost(hifc: HiFC) -> None:
+    names = fill(hifc, 4)
+    assert hifc.observe_attention(mass(4, [2]), names) == 1
+    await_all(hifc)
+    turned = names[::-1]
+    assert hifc.observe_attention(mass(4, [1]), turned) == 0, "2 has landed"
+    hifc.store(names[0], block(50, 40_000))
+    hifc.offload()
+    assert hifc.observe_attention(mass(4, [1]), turned) == 1, "with longer landings"
+    assert hifc.metrics["prefetch_wasted"] == 1
+    assert same(hifc.load(names[2]), 2)
+    assert hifc.metrics["prefetch_hit"] == 1
+
+
 @pytest.mark.parametrize("landed", [False, True])
 @pytest.mark.parametrize("how", ["replace", "delete", "store again", "by other means"])
 def test_a_block_that_changes_meanwhile(hifc: HiFC, landed: bool, how: str) -> None:
