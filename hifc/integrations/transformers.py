@@ -110,9 +110,14 @@ class HiFCCache(Cache):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends [rows, heads, new, dim] to a layer; returns all its keys and values.
 
-        They are valid until the next layer's update. InvalidRequest, before anything changed:
-        max_tokens is exceeded.
+        They are valid until the next layer's update. InvalidRequest: max_tokens is exceeded, and
+        nothing has changed; or the model has more layers than the configuration told.
         """
+        if layer_idx > self._last:
+            raise InvalidRequest(
+                f"layer {layer_idx} in a cache of {self._last + 1} layers: make it with the "
+                "configuration of the model that generates"
+            )
         stream = self._core.stream
         if layer_idx == 0 or stream is None:
             stream = self._ready(key_states, value_states)

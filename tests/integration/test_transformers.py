@@ -243,6 +243,15 @@ def test_capacity_is_checked_before_anything_changes(memory: Namespace) -> None:
     kv.assert_same(*(kv.run(network, step, one, 20) for one in (cache, reference)))
 
 
+def test_a_model_of_more_layers_is_refused(memory: Namespace) -> None:
+    cache = kv.cache_of(memory, kv.model(4), 129)
+    with pytest.raises(InvalidRequest, match="layer 4 in a cache of 4 layers"):
+        kv.run(kv.model(8), kv.tokens(100), cache, 2)
+    cache.reset()
+    network, ids = kv.model(4), kv.tokens(100)
+    kv.assert_same(*(kv.run(network, ids, one, 5) for one in (cache, kv.dynamic(network))))
+
+
 def test_copies_are_refused(memory: Namespace) -> None:
     cache = kv.cache_of(memory, kv.model(), 260)
     with pytest.raises(NotSupported, match="save_prefix"):
