@@ -121,10 +121,13 @@ uint32_t hifc_ring_produce(struct hifc_ring_memory *ring, const struct hifc_desc
         struct hifc_descriptor *to = &ring->slots[HIFC_RING_SLOT(position, ring->slot_count)];
         uint32_t words[WORDS + 1];
         memcpy(words, &from[i], sizeof words);
-        uint32_t op = (from[i].control & HIFC_RING_OP_MASK) >> HIFC_RING_OP_SHIFT;
-        if (op != HIFC_RING_OP_CANCEL) { /* whose word is another's */
-            __atomic_store_n(&ring->statuses[from[i].control & HIFC_RING_INDEX_MASK],
-                             HIFC_RING_WAITING, __ATOMIC_RELAXED);
+        const struct hifc_descriptor *copy = (const struct hifc_descriptor *)words;
+        uint32_t op = (copy->control & HIFC_RING_OP_MASK) >> HIFC_RING_OP_SHIFT;
+        uint32_t index = copy->control & HIFC_RING_INDEX_MASK;
+        /* A cancel's word is another's. Looked at in the copy, since whoever checked the caller's
+         * descriptors before saw what another thread may have written over. */
+        if (op != HIFC_RING_OP_CANCEL && index < ring->status_count) {
+            __atomic_store_n(&ring->statuses[index], HIFC_RING_WAITING, __ATOMIC_RELAXED);
         }
         for (unsigned w = 0; w < WORDS; w++) {
             __atomic_store_n((uint32_t *)to + w, words[w], __ATOMIC_RELAXED);

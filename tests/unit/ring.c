@@ -44,6 +44,18 @@ static void check_made(const struct hifc_descriptor *d, uint32_t *thread, uint32
     *n = words[1];
 }
 
+TEST(a_word_that_is_not_there_is_not_written)
+{
+    create(16, 16);
+    uint32_t behind = 4096 / sizeof(int32_t) - 1; /* of the page that the words share */
+    struct hifc_descriptor in = made_by(behind, 1);
+    CHECK_EQ(hifc_ring_produce(&ring, &in, 1), 1);
+    CHECK_EQ(ring.statuses[behind], 0);
+    in = made_by(HIFC_RING_INDEX_MASK, 1); /* far behind the mapping */
+    CHECK_EQ(hifc_ring_produce(&ring, &in, 1), 1);
+    hifc_ring_memory_destroy(&ring);
+}
+
 TEST(a_descriptor_comes_out_as_it_went_in)
 {
     create(16, 16);
