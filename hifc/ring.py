@@ -27,6 +27,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from hifc.checking import number, whole
 from hifc.driver import DESCRIPTOR, PAGE_BYTES, RingHeader, RingOpts
 from hifc.errors import ClosedError, InvalidRequest, WaitTimeout
 from hifc.handle import CLOSE_WAIT_S, WAIT_SLICE_US, Handle
@@ -40,6 +41,7 @@ Counts: TypeAlias = Any  # an int, or an integer array of shape (n,)
 
 _OP_SHIFT = 24
 _STATUSES_MAX = 1 << 24
+U32_MAX = (1 << 32) - 1
 
 
 class RingOp(enum.IntEnum):
@@ -148,10 +150,10 @@ class Ring(Scoped):
         status word waits until it is answered. The array may be used again at once.
         InvalidRequest: another dtype, or a status word that is not there.
         """
-        if descriptors.dtype != DESCRIPTOR or descriptors.ndim != 1:
+        if getattr(descriptors, "dtype", None) != DESCRIPTOR or descriptors.ndim != 1:
             raise InvalidRequest(
-                f"descriptors are an array of hifc.ring.DESCRIPTOR of shape (n,), not "
-                f"{descriptors.dtype} of shape {descriptors.shape}: see make_descriptors"
+                "descriptors are an array of hifc.ring.DESCRIPTOR of shape (n,): see "
+                "make_descriptors"
             )
         array = np.ascontiguousarray(descriptors)
         return int(self._inside("hifc_ring_submit", array.ctypes.data, array.size))
@@ -174,7 +176,9 @@ class Ring(Scoped):
         bounded by the command timeout). False: the time ran out. How each ended, `statuses` says.
         ClosedError: one waits for a descriptor that came after the ring was closed."""
         indices = self._words(words)
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None
+        if timeout_s is not None:
+            deadline = time.monotonic() + number("timeout_s", timeout_s)
         while True:  # in slices, so that Ctrl-C is answered
             slice_us = WAIT_SLICE_US
             if deadline is not None:
@@ -271,17 +275,14 @@ def open_ring(
     pool, offset = handle.locate(memory, on_page=True)
     if offset < 0:
         raise InvalidRequest("the arena is not on a page of a pool: make it with ns.buffer(...)")
-    for name, value in (("slots", slots), ("statuses", statuses), ("read_max", read_max)):
-        if not isinstance(value, int) or not 0 <= value < 1 << 32:
-            raise InvalidRequest(f"{name} is {value!r}: use a count from 0 to 2^32 - 1")
     opts = RingOpts(
-        slots=slots,
-        statuses=statuses,
+        slots=whole("slots", slots, 0, U32_MAX),
+        statuses=whole("statuses", statuses, 0, U32_MAX),
         pool=pool,
-        read_max_bytes=read_max,
+        read_max_bytes=whole("read_max", read_max, 0, U32_MAX),
         arena_offset=offset,
         arena_bytes=memory.size_bytes // PAGE_BYTES * PAGE_BYTES,
-        poll_us=poll_us,
+        poll_us=whole("poll_us", poll_us, 0, U32_MAX),
     )
     pointer = ctypes.c_void_p()
     handle.lib.hifc_ring_open(handle.pointer, ctypes.byref(opts), ctypes.byref(pointer))

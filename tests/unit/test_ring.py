@@ -288,7 +288,10 @@ def test_a_namespace_has_room_for_16(ram: Opener) -> None:
 def test_bad_input_is_named(ram: Opener) -> None:
     ns = ram.open()
     arena = ns.buffer(BLOCK)
-    for options in ({"slots": 17}, {"slots": -1}, {"statuses": 1 << 25}, {"poll_us": 2_000_000}):
+    wrong = [{"slots": 17}, {"slots": -1}, {"statuses": 1 << 25}, {"poll_us": 2_000_000}]
+    for name in ("slots", "statuses", "poll_us"):
+        wrong += [{name: value} for value in (1 << 40, True, 1.5, "x", None)]
+    for options in wrong:
         with pytest.raises(hifc.HiFCError):
             ns.ring(arena, BLOCK, **options)
     for bad_arena in (np.zeros(BLOCK, np.uint8), arena[1:], arena[:100]):
@@ -303,8 +306,13 @@ def test_bad_input_is_named(ram: Opener) -> None:
             ring.submit(make_descriptors(keys_of([1]), 0, 1024))
         with pytest.raises(InvalidRequest, match="status words"):
             ring.wait([1024])
+        with pytest.raises(InvalidRequest, match="DESCRIPTOR"):
+            ring.submit(None)  # type: ignore[arg-type]
         with pytest.raises(InvalidRequest):
             ring.wait([0.5])
+        for timeout in (float("nan"), float("inf"), "x"):
+            with pytest.raises(InvalidRequest, match="timeout_s"):
+                ring.wait([0], timeout)  # type: ignore[arg-type]
         assert ring.wait([])
         assert ring.submit(np.zeros(0, DESCRIPTOR)) == 0
     for fields in (
