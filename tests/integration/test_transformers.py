@@ -244,11 +244,11 @@ def test_capacity_is_checked_before_anything_changes(memory: Namespace) -> None:
 
 
 def test_a_model_of_more_layers_is_refused(memory: Namespace) -> None:
-    cache = kv.cache_of(memory, kv.model(6), 129)
-    with pytest.raises(InvalidRequest, match="layer 6 in a cache of 6 layers"):
-        kv.run(kv.model(8), kv.tokens(100), cache, 2)
+    cache, ids = kv.cache_of(memory, kv.model(), 129), kv.tokens(100)
+    with pytest.raises(InvalidRequest, match="layer 8 in a cache of 8 layers"):
+        kv.run(kv.model(9), ids, cache, 2)
     cache.reset()
-    network, ids = kv.model(6), kv.tokens(100)
+    network = kv.model()
     kv.assert_same(*(kv.run(network, ids, one, 5) for one in (cache, kv.dynamic(network))))
 
 
