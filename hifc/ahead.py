@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from hifc.blocks import BlockTable, KVBlock
-from hifc.driver import KEY_BYTES
 from hifc.errors import BufferExhausted, ConfigError
 from hifc.issue import Issuer
+from hifc.layouts import KEY_BYTES
 from hifc.memory import ByteArray
 from hifc.metrics import Metrics
 from hifc.namespace import Namespace

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hifc.checking import items
-from hifc.driver import PAGE_BYTES, VALUE_MAX_BYTES
 from hifc.errors import BufferExhausted, InvalidRequest
 from hifc.handle import Handle
+from hifc.layouts import PAGE_BYTES, VALUE_MAX_BYTES
 from hifc.memory import ByteArray, Memory, copy_memory, memory_of
 from hifc.request import Answer
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hifc import batch, driver
+from hifc import batch, layouts
 from hifc.checking import whole
-from hifc.driver import Request
 from hifc.errors import BackPressure, CorruptionError, InvalidRequest, WaitTimeout, error_of
 from hifc.handle import Handle
+from hifc.layouts import Request
 from hifc.memory import Buffer, ByteArray, Memory, copy_memory, memory_of
 from hifc.request import Answer, Op
 from hifc.ticket import Ticket
@@ -64,7 +64,7 @@ class Calls:
 
     def _look(self, name: bytes) -> tuple[Answer, int]:
         answer, length = ctypes.c_int32(), ctypes.c_uint32()
-        key = (ctypes.c_uint8 * driver.KEY_BYTES)(*name)
+        key = (ctypes.c_uint8 * layouts.KEY_BYTES)(*name)
         self._inside(
             "hifc_lookup",
             ctypes.addressof(key),
@@ -159,7 +159,7 @@ class Calls:
             status = int(request.status)
             if status >= 0:
                 return status
-            info = driver.TicketInfo()
+            info = layouts.TicketInfo()
             self._lib.hifc_ticket_info(ticket, ctypes.byref(info))
         finally:
             if done:
@@ -234,7 +234,7 @@ class Calls:
 
 def parts_of(parts: int) -> int:
     """parts, if a value can have that many."""
-    return whole("parts", parts, 1, driver.PARTS_MAX)
+    return whole("parts", parts, 1, layouts.PARTS_MAX)
 
 
 def _finish_placed(

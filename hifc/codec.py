@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hifc.driver import PAGE_BYTES
 from hifc.errors import ConfigError, FormatError, InvalidRequest
+from hifc.layouts import PAGE_BYTES
 from hifc.memory import ByteArray, Memory, memory_of
 from hifc.units import page_up
 

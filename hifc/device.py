@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hifc import driver
+from hifc import driver, layouts
 from hifc.checking import text
 from hifc.errors import HiFCError
 
@@ -90,7 +90,7 @@ def device_info(uri: str) -> DeviceInfo:
 
     DeviceBusy: a process owns it. NotPermitted, ConfigError: as for Namespace.open.
     """
-    raw = driver.DeviceInfo()
+    raw = layouts.DeviceInfo()
     driver.library().hifc_device_info(text("uri", uri).encode(), ctypes.byref(raw))
     flags = InfoFlag(raw.flags)
     return DeviceInfo(
@@ -136,7 +136,9 @@ def sanitize(uri: str, watch: Callable[[SanitizeStatus], None]) -> None:
         return len(raised)
 
     try:
-        driver.library().hifc_sanitize(text("uri", uri).encode(), driver.SANITIZE_WATCH(call), None)
+        driver.library().hifc_sanitize(
+            text("uri", uri).encode(), layouts.SANITIZE_WATCH(call), None
+        )
     except HiFCError:
         if raised:
             raise raised[0] from None

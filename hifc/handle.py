@@ -22,9 +22,9 @@ import weakref
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
-from hifc import driver
-from hifc.driver import PAGE_BYTES
+from hifc import driver, layouts
 from hifc.errors import BufferExhausted, ClosedError, ForkError, HiFCError, WaitTimeout
+from hifc.layouts import PAGE_BYTES
 from hifc.memory import ByteArray, Memory, Span
 from hifc.units import page_up
 
@@ -259,7 +259,7 @@ class Handle:
                 self._reap_rings()  # the namespace has answered it: that does not block
 
     def _abort(self, handle: int) -> None:
-        request = driver.Request(op=_OP_ABORT, handle=handle)
+        request = layouts.Request(op=_OP_ABORT, handle=handle)
         ticket = ctypes.c_void_p()
         self.lib.hifc_submit(self.pointer, ctypes.byref(request), 1, ctypes.byref(ticket))
         if ticket.value is not None:

@@ -26,9 +26,9 @@ import numpy.typing as npt
 
 from hifc import cuda
 from hifc.checking import items, number, whole
-from hifc.driver import PAGE_BYTES, RingHeader
 from hifc.errors import ClosedError, InvalidRequest, NotSupported
 from hifc.kernels import Backend, address_of, backend, strided
+from hifc.layouts import PAGE_BYTES, RingHeader
 from hifc.memory import ByteArray
 from hifc.scoped import Scoped
 

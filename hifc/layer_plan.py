@@ -13,8 +13,8 @@ import math
 from dataclasses import dataclass
 
 from hifc import checking
-from hifc.driver import PAGE_BYTES, PARTS_MAX, VALUE_MAX_BYTES
 from hifc.errors import ConfigError
+from hifc.layouts import PAGE_BYTES, PARTS_MAX, VALUE_MAX_BYTES
 from hifc.units import parse_size
 
 # Streaming wants one layer of a block to be 256 KiB or as near as it gets.

@@ -19,11 +19,10 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from hifc import batch, checking, driver
+from hifc import batch, checking, driver, layouts
 from hifc import staging as stagings
 from hifc.bar import BarProvider
 from hifc.calls import DELAY_MAX_S, DELAY_MIN_S, RETRY_WAIT_S, parts_of
-from hifc.driver import REQUEST, Request
 from hifc.errors import (
     BackPressure,
     ConfigError,
@@ -32,6 +31,7 @@ from hifc.errors import (
     WaitTimeout,
 )
 from hifc.handle import Handle, close_quietly
+from hifc.layouts import REQUEST, Request
 from hifc.memory import Buffer, ByteArray, Memory, memory_of
 from hifc.options import OpenOptions, open_opts
 from hifc.request import (
@@ -85,7 +85,7 @@ class Namespace(State, Scoped):
         encoded = checking.text("label", label).encode()
         if len(encoded) > 31:
             raise ConfigError(f"label: {label!r} has {len(encoded)} bytes, at most 31 fit")
-        opts = driver.FormatOpts(
+        opts = layouts.FormatOpts(
             segment_size_bytes=parse_size(segment_size, "segment_size"),
             force=checking.flag("force", force),
             check_only=checking.flag("check_only", check_only),
@@ -270,7 +270,7 @@ class Namespace(State, Scoped):
         """
         length_bytes = checking.whole("this is no range: length_bytes", length_bytes, 1)
         offset_bytes = checking.whole("this is no range: offset_bytes", offset_bytes, 0)
-        if not 0 <= offset_bytes <= driver.VALUE_MAX_BYTES - length_bytes:
+        if not 0 <= offset_bytes <= layouts.VALUE_MAX_BYTES - length_bytes:
             raise InvalidRequest(f"get_range: [{offset_bytes}, +{length_bytes}) is no range")
         target = memory_of(np.empty(length_bytes, dtype=np.uint8) if out is None else out)
         if target.size_bytes < length_bytes:
@@ -404,7 +404,7 @@ class Namespace(State, Scoped):
     ) -> Reservation:
         """Phase one of a two-phase put. False, with its `answer`, where the key exists, is
         pending or was rejected. NoSpace: the device is full."""
-        most = driver.VALUE_MAX_BYTES
+        most = layouts.VALUE_MAX_BYTES
         length_bytes = checking.whole("length_bytes of a value", length_bytes, 1, most)
         name = key_bytes(key)
         request = Request(

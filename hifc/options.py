@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 from typing import TypedDict
 
-from hifc import checking, driver
+from hifc import checking, layouts
 from hifc.errors import ConfigError
 from hifc.units import parse_size
 
@@ -43,14 +43,14 @@ def _pick(table: dict[str, int], value: object, name: str) -> int:
 
 def open_opts(
     read_only: bool, drive: str, pool_size: int | str, options: OpenOptions
-) -> driver.OpenOpts:
+) -> layouts.OpenOpts:
     known = OpenOptions.__annotations__
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
             raise ConfigError(f"open: unknown option {name}{hint}")
-    opts = driver.OpenOpts(
+    opts = layouts.OpenOpts(
         read_only=checking.flag("read_only", read_only),
         drive=_pick(_DRIVES, drive, "drive"),
         pool_size_bytes=parse_size(pool_size, "pool_size"),

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from hifc.checking import whole
-from hifc.driver import PARTS_MAX, VALUE_MAX_BYTES
 from hifc.errors import InvalidRequest
 from hifc.kernel_table import KERNELS, PACK_BLOCKS_MAX, divider
 from hifc.kernels import Backend, address_of, strided
+from hifc.layouts import PARTS_MAX, VALUE_MAX_BYTES
 from hifc.pages import PageLayout
 
 # A chunk is what a block of threads takes at a time: at most this many rows of 4 KiB.

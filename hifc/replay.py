@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hifc import driver
+from hifc import driver, layouts
 from hifc.errors import InvalidRequest
 from hifc.policy import NativePolicy
 
@@ -38,9 +38,9 @@ class Trace:
     answers: npt.NDArray[np.uint32]
     block_count: int  # different ones
 
-    def native(self) -> driver.Trace:
+    def native(self) -> layouts.Trace:
         """struct hifc_trace over these arrays, which must stay."""
-        return driver.Trace(
+        return layouts.Trace(
             self.times_s.ctypes.data,
             self.offsets.ctypes.data,
             self.ids.ctypes.data,
@@ -162,7 +162,7 @@ def replay(
         raise InvalidRequest(f"admission: {admission!r} is none of {', '.join(ADMISSIONS)}")
     lib = driver.library()
     native = trace.native()
-    counts = driver.Replay(admission=ADMISSIONS[admission], budget_blocks=budget_blocks_per_day)
+    counts = layouts.Replay(admission=ADMISSIONS[admission], budget_blocks=budget_blocks_per_day)
     if policy == BELADY:
         if admission != "always":
             raise InvalidRequest(f"admission: {BELADY} takes every block, not {admission}")

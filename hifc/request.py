@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hifc.checking import items
-from hifc.driver import ENTRY, EVENT, KEY_BYTES, REQUEST
 from hifc.errors import InvalidRequest
+from hifc.layouts import ENTRY, EVENT, KEY_BYTES, REQUEST
 
 __all__ = [
     "ENTRY",

@@ -28,9 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hifc.checking import number, whole
-from hifc.driver import DESCRIPTOR, PAGE_BYTES, RingHeader, RingOpts
 from hifc.errors import ClosedError, InvalidRequest, WaitTimeout
 from hifc.handle import CLOSE_WAIT_S, WAIT_SLICE_US, Handle
+from hifc.layouts import DESCRIPTOR, PAGE_BYTES, RingHeader, RingOpts
 from hifc.memory import ByteArray, memory_of
 from hifc.request import Keys, keys_array
 from hifc.scoped import Scoped

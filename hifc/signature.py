@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 
-from hifc import driver
+from hifc import driver, layouts
 
 EDGE_BYTES = 1 << 20
 _NAMES_MAX_BYTES = 4096
@@ -13,12 +13,12 @@ _NAMES_MAX_BYTES = 4096
 
 def edge_bytes(size_bytes: int) -> int:
     """How much `signatures` wants to see of either end of a device, in bytes."""
-    return min(size_bytes // driver.PAGE_BYTES * driver.PAGE_BYTES, EDGE_BYTES)
+    return min(size_bytes // layouts.PAGE_BYTES * layouts.PAGE_BYTES, EDGE_BYTES)
 
 
 def tail_offset(size_bytes: int) -> int:
     """Where the last of those bytes begin: whole pages count, as in libhifc."""
-    return size_bytes // driver.PAGE_BYTES * driver.PAGE_BYTES - edge_bytes(size_bytes)
+    return size_bytes // layouts.PAGE_BYTES * layouts.PAGE_BYTES - edge_bytes(size_bytes)
 
 
 def signatures(head: bytes, tail: bytes, size_bytes: int) -> list[str]:

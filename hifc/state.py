@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hifc import driver
+from hifc import layouts
 from hifc.calls import Calls
-from hifc.driver import ENTRY, EVENT
 from hifc.errors import InvalidRequest
+from hifc.layouts import ENTRY, EVENT
 from hifc.request import BlockClass, Keys, keys_array
 from hifc.stats import (
     CheckResult,
@@ -112,7 +112,7 @@ class State(Calls):
 
     def stats(self) -> NamespaceStats:
         """Counters since open, sizes as of now."""
-        raw = driver.Stats()
+        raw = layouts.Stats()
         handle = self._handle
         handle.enter()
         try:
@@ -138,7 +138,7 @@ class State(Calls):
 
         Nothing may be in flight.
         """
-        raw = driver.CheckResult()
+        raw = layouts.CheckResult()
         self._inside("hifc_check", 1 | (2 if payload else 0), ctypes.byref(raw))
         return CheckResult(
             raw.entries_checked, raw.problems, raw.first_problem.decode("utf-8", "replace")
@@ -146,7 +146,7 @@ class State(Calls):
 
     def repair(self) -> RepairResult:
         """Sets damaged segments free; what stood in them is given up. NotPermitted: read-only."""
-        raw = driver.RepairResult()
+        raw = layouts.RepairResult()
         self._inside("hifc_repair", ctypes.byref(raw))
         return RepairResult(
             raw.segments_damaged,

@@ -109,7 +109,7 @@ def latency_us(buckets: Sequence[int], quantile: float) -> float | None:
 
 
 def stats_of(raw: Any, bounce_bytes: int) -> NamespaceStats:
-    """From a driver.Stats, plus the bytes that Python copied."""
+    """From a layouts.Stats, plus the bytes that Python copied."""
     values: dict[str, Any] = {
         field.name: getattr(raw, field.name) for field in dataclasses.fields(NamespaceStats)
     }

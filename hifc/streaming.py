@@ -31,10 +31,10 @@ import numpy.typing as npt
 import torch
 
 from hifc.blocks import KeyScheme
-from hifc.driver import KEY_BYTES
 from hifc.errors import BufferExhausted, ConfigError, InvalidRequest
 from hifc.handle import RESERVE_SHARE
 from hifc.layer_plan import StreamPlan
+from hifc.layouts import KEY_BYTES
 from hifc.namespace import Namespace
 from hifc.request import Answer, BlockClass, KeyArray, Op, make_requests
 from hifc.reservation import Lease

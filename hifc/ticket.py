@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hifc.driver import TicketInfo
 from hifc.errors import ClosedError, ConfigError, Detail, ForkError, error_of
 from hifc.handle import Handle
+from hifc.layouts import TicketInfo
 from hifc.request import Answer, KeyArray
 
 _NOTHING = TicketInfo()

@@ -8,8 +8,8 @@ import mmap
 
 import numpy as np
 
-from hifc.driver import DESCRIPTOR, PAGE_BYTES, RingHeader
 from hifc.issue import Issuer
+from hifc.layouts import DESCRIPTOR, PAGE_BYTES, RingHeader
 from hifc.ring import RingStatus
 
 MAGIC, VERSION = 0x676E695243466948, 1

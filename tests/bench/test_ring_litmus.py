@@ -15,7 +15,7 @@ import pytest
 from kernel_backends import make_backend
 
 from hifc import kernels
-from hifc.driver import RingHeader
+from hifc.layouts import RingHeader
 
 TOOL = Path(__file__).parents[2] / "tools/bench/ring"
 

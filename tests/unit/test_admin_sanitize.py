@@ -11,7 +11,7 @@ import pytest
 from pretended_drive import INFO
 
 from admin_shell import Shell, code_of
-from hifc import device, driver
+from hifc import device, driver, layouts
 from hifc.device import DeviceInfo, InfoFlag, SanitizeState, SanitizeStatus
 from hifc.errors import DeviceError, WaitTimeout
 from hifc_admin import erase_methods
@@ -196,7 +196,7 @@ def test_what_watch_raises_comes_back_out_of_the_library(monkeypatch: pytest.Mon
     class Library:
         @staticmethod
         def hifc_sanitize(uri: bytes, watch: Callable[..., int], _: None) -> None:
-            raw = driver.SanitizeStatus(state=2, action=2, progress=32768, estimate_s=0xFFFFFFFF)
+            raw = layouts.SanitizeStatus(state=2, action=2, progress=32768, estimate_s=0xFFFFFFFF)
             answers.append(watch(raw, None))
             if answers[-1]:
                 raise DeviceError("no longer waited for")

@@ -11,10 +11,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from hifc.driver import EVENT
 from hifc.errors import CorruptionError, DeviceError, HiFCError, WaitTimeout
-from hifc.namespace import Entry, Namespace
+from hifc.layouts import EVENT
+from hifc.namespace import Namespace
 from hifc.request import Answer, BlockClass
+from hifc.state import Entry
 from hifc_admin import scan
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hifc import driver
+from hifc import driver, layouts
 from hifc.errors import (
     BufferExhausted,
     ConfigError,
@@ -48,21 +48,21 @@ def test_every_struct_of_the_header_is_compared() -> None:
 
 
 def test_fields_stand_where_the_header_has_them() -> None:
-    request = dict(driver.REQUEST.fields or {})
-    for name, *_ in driver.Request._fields_:
-        assert getattr(driver.Request, name).offset == request[name][1], name
+    request = dict(layouts.REQUEST.fields or {})
+    for name, *_ in layouts.Request._fields_:
+        assert getattr(layouts.Request, name).offset == request[name][1], name
 
 
 def test_fields_of_a_ring_stand_where_its_header_says() -> None:
     text = RING_HEADER.read_text()
     said = re.findall(r"offsetof\(struct (\w+), (\w+)\) == (\d+)", text)
     assert len(said) > 8
-    descriptor = dict(driver.DESCRIPTOR.fields or {})
+    descriptor = dict(layouts.DESCRIPTOR.fields or {})
     for struct, field, offset in said:
         found = (
             descriptor[field][1]
             if struct == "hifc_descriptor"
-            else getattr(driver.RingHeader, field).offset
+            else getattr(layouts.RingHeader, field).offset
         )
         assert found == int(offset), field
 
@@ -108,7 +108,7 @@ def test_import_loads_neither_torch_nor_the_library() -> None:
 def test_a_failing_call_raises_with_the_message_of_the_library() -> None:
     lib = driver.library()
     with pytest.raises(ConfigError, match="carrier-pigeon"):
-        lib.hifc_format(b"carrier-pigeon://coop", ctypes.byref(driver.FormatOpts()))
+        lib.hifc_format(b"carrier-pigeon://coop", ctypes.byref(layouts.FormatOpts()))
 
 
 def test_crc32c_is_raw() -> None:

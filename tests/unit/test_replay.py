@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import access_traces
-from hifc import driver
+from hifc import driver, layouts
 from hifc.errors import HiFCError, InvalidRequest
 from hifc.policy import POLICIES, NativePolicy
 from hifc.replay import ADMISSIONS, BELADY, Outcome, Trace, load_trace, make_trace, replay
@@ -349,7 +349,7 @@ def test_what_is_not_there_is_refused() -> None:
     policy = NativePolicy("lru", 1, 0.1).pointer
     ids = np.zeros(1, np.uint32)
     ids_at, trace = ids.ctypes.data, make_trace([(0.0, [1])])
-    native, counts = ctypes.byref(trace.native()), ctypes.byref(driver.Replay())
+    native, counts = ctypes.byref(trace.native()), ctypes.byref(layouts.Replay())
     for call in (
         lambda: lib.hifc_policy_use(None, 0.0, ids_at, 1),
         lambda: lib.hifc_policy_use(policy, 0.0, None, 1),

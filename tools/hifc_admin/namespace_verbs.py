@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hifc import device, driver
+from hifc import device, layouts
 from hifc.device import DeviceInfo, SanitizeState
 from hifc.namespace import Namespace
 from hifc.state import Entry
@@ -66,7 +66,7 @@ def _key(written: str) -> bytes:
         key = bytes.fromhex(written)
     except ValueError:
         key = b""
-    if len(key) != driver.KEY_BYTES:
+    if len(key) != layouts.KEY_BYTES:
         raise argparse.ArgumentTypeError(f"{written!r} is not 32 hexadecimal digits")
     return key
 
