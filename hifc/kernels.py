@@ -335,10 +335,16 @@ def _by_interface(array: Any, interface: Mapping[str, Any], *, on_gpu: bool) -> 
         array.shape,
         array.strides,
         array.itemsize,
-        array.dtype.name if array.dtype.isnative else array.dtype.str,
+        _name_of(array.dtype),
         on_gpu,
         not readonly,
     )
+
+
+@functools.cache
+def _name_of(dtype: Any) -> str:
+    """numpy makes the name anew whenever it is asked for it."""
+    return str(dtype.name if dtype.isnative else dtype.str)
 
 
 def address_of(array: Any, where: Backend) -> int:
