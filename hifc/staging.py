@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from hifc import cuda
 from hifc.bar import MAP_BYTES, BarMemory, BarProvider, align_up
+from hifc.checking import whole
 from hifc.errors import (
     BufferExhausted,
     ClosedError,
@@ -57,7 +58,12 @@ class Staging:
     def buffer(self, size_bytes: int) -> ByteArray:
         """A page-aligned uint8 array of shape (size_bytes,), freed when it and its views died;
         contents start undefined. BufferExhausted: there is no room."""
-        return self._handle.buffer(size_bytes)
+        size_bytes = whole("size_bytes of a buffer", size_bytes, 1)
+        self._handle.enter()
+        try:
+            return self._handle.buffer(size_bytes)
+        finally:
+            self._handle.leave()
 
     def gpu_address(self, array: Buffer) -> int:
         """Where kernels of the GPU see an array made by buffer, or a view of one. NotSupported:
@@ -142,8 +148,7 @@ class GpuStaging(Staging):
 
     def buffer(self, size_bytes: int) -> ByteArray:
         """As Staging.buffer. The CPU reads such memory slowly: leave it to the GPU."""
-        if size_bytes < 1:
-            raise InvalidRequest(f"a buffer has 1 byte or more, not {size_bytes}")
+        size_bytes = whole("size_bytes of a buffer", size_bytes, 1)
         self._handle.enter()
         try:
             with self._lock:

@@ -221,7 +221,7 @@ def test_no_gpu_sees_a_plain_bar(ns: Namespace) -> None:
 
 
 def test_sizes_that_make_no_sense(ns: Namespace) -> None:
-    with pytest.raises(InvalidRequest, match="1 byte or more"):
+    with pytest.raises(InvalidRequest, match="size_bytes"):
         ns.staging.buffer(0)
 
 
@@ -496,3 +496,14 @@ def test_auto_uses_only_a_gpu_that_the_process_uses(scripted: Scripted) -> None:
     assert scripted.run(code.format(load)).startswith("host")
     said = scripted.run(code.format(load), SCRIPT_ACTIVE="1")
     assert said.startswith("gpu (auto: GPU 0)")
+
+
+def test_host_staging_refuses_odd_sizes_and_a_closed_namespace(ram: Opener) -> None:
+    ns = ram.open(staging="host")
+    staging = ns.staging
+    for wrong in (0, -1, 1.5, "x", None, True):
+        with pytest.raises(InvalidRequest, match="size_bytes"):
+            staging.buffer(wrong)  # type: ignore[arg-type]
+    ns.close()
+    with pytest.raises(ClosedError):
+        staging.buffer(10)
