@@ -272,6 +272,8 @@ def open_ring(
 ) -> Ring:
     """What Namespace.ring calls, inside."""
     memory = memory_of(arena)
+    if memory.readonly:
+        raise InvalidRequest("the arena is a read-only array: reads of a ring write to it")
     pool, offset = handle.locate(memory, on_page=True)
     if offset < 0:
         raise InvalidRequest("the arena is not on a page of a pool: make it with ns.buffer(...)")

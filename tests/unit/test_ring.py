@@ -294,6 +294,10 @@ def test_bad_input_is_named(ram: Opener) -> None:
     for options in wrong:
         with pytest.raises(hifc.HiFCError):
             ns.ring(arena, BLOCK, **options)
+    fixed = arena.view()
+    fixed.flags.writeable = False
+    with pytest.raises(InvalidRequest, match="read-only"):
+        ns.ring(fixed, 64)
     for bad_arena in (np.zeros(BLOCK, np.uint8), arena[1:], arena[:100]):
         with pytest.raises(InvalidRequest):
             ns.ring(bad_arena, 64)
