@@ -94,8 +94,7 @@ def mass_from_sketch(
     sketch.where.launch(
         "hifc_sketch_scores",
         task.groups * -(-task.cells // _SCORE_CELLS),
-        codes=address_of(sketch.codes, sketch.where),
-        params=address_of(sketch.params, sketch.where),
+        **sketch.addresses,
         type=task.type,
         capacity=sketch.capacity,
         **task.arguments,
@@ -177,7 +176,7 @@ class _Task:
         self.where.launch(
             "hifc_softmax_mass",
             self.count * self.kv_heads,
-            scores=address_of(self.scores, self.where),
+            scores=self.arguments["scores"],
             mass=address_of(mass, self.where),
             heads=self.heads,
             kv_heads=self.kv_heads,

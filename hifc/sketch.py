@@ -106,6 +106,11 @@ class Sketch(_OfKeys):
         xp = self.where.xp
         self.codes = xp.zeros((kv_heads, capacity, dim * CODE_BITS // 8), dtype="uint8")
         self.params = xp.zeros((kv_heads, capacity, 2), dtype="float16")
+        # Looked up once: a step of decode asks for them at every layer, and does little else there.
+        self.addresses = {
+            "codes": address_of(self.codes, self.where),
+            "params": address_of(self.params, self.where),
+        }
 
     @property
     def nbytes(self) -> int:
@@ -125,8 +130,7 @@ class Sketch(_OfKeys):
             "hifc_sketch_append",
             self.kv_heads * -(-tokens // _APPEND_TOKENS),
             keys=found.address,
-            codes=address_of(self.codes, self.where),
-            params=address_of(self.params, self.where),
+            **self.addresses,
             head_stride=head_stride,
             token_stride=token_stride,
             type=item_type(found),
