@@ -143,8 +143,9 @@ class SparseStream(ArenaStream):
         wanted = maps.choose(mass, self._sinks, self._recent)
         self._count_wanted(layer, wanted)
         moves = maps.place(wanted, wanted, mass)
-        self.total_access += int(wanted.sum())
-        self.prefetch_hit += int(wanted.sum()) - moves.heads.size
+        count = heads * min(blocks, plan.resident_blocks)  # so many are wanted
+        self.total_access += count
+        self.prefetch_hit += count - moves.heads.size
         ticket, requests = self.read(layer * heads, moves, self.room)
         resident = maps.resident(blocks)
         missed = 1.0 - whole[:, blocks] - (mass * resident).sum(axis=1)
