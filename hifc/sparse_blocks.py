@@ -84,21 +84,19 @@ class HeadBlocks:
         There must be as many slots that are free or hold a block outside keep.
         """
         missing = wanted & (self.slot_of[:, : wanted.shape[1]] < 0)
-        heads, blocks = np.nonzero(missing)
+        heads, blocks = missing.nonzero()
         if not heads.size:
             return Moves(heads, blocks, blocks)
-        held = np.maximum(self.block_in, 0)
-        value = np.where(keep[self._rows, held], np.inf, mass[self._rows, held])
+        # Of an empty slot the block reads as -1, the last one: what is found there does not count.
+        value = np.where(keep, np.inf, mass)[self._rows, self.block_in]
         value[self.block_in < 0] = -1.0
-        order = np.argsort(value, axis=1, kind="stable")
-        # The missing blocks of a head come one after the other: their ranks within the head.
-        counts = missing.sum(axis=1)
-        firsts = np.cumsum(counts) - counts
-        slots = order[heads, np.arange(heads.size) - firsts[heads]]
+        order = value.argsort(axis=1, kind="stable")
+        slots = order[heads, missing.cumsum(axis=1)[heads, blocks] - 1]
         old = self.block_in[heads, slots]
         gone = old >= 0
-        self.slot_of[heads[gone], old[gone]] = -1
-        self._weight[heads[gone], old[gone]] = 1.0
+        gone_from, old = heads[gone], old[gone]
+        self.slot_of[gone_from, old] = -1
+        self._weight[gone_from, old] = 1.0
         self._weight[heads, blocks] = STAY
         self.block_in[heads, slots] = blocks
         self.slot_of[heads, blocks] = slots
