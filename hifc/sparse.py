@@ -160,9 +160,9 @@ class SparseStream(ArenaStream):
             return output.view_as(query)
         keys, values = self.attended(layer)
         if self.on_attend is not None:
-            self.on_attend(keys, self.positions(layer))
+            self.on_attend(keys[0], self.positions(layer))
         output = torch.nn.functional.scaled_dot_product_attention(
-            group[None], keys[None], values[None], scale=scale
+            group[None], keys, values, scale=scale
         )
         self._observe(layer, missed, group, output[0], scale)
         return output.view_as(query)
@@ -210,7 +210,7 @@ class SparseStream(ArenaStream):
         self, layer: int, missed: Mass, group: torch.Tensor, output: torch.Tensor, scale: float
     ) -> None:
         """Counts what the sketch says was missed, [heads]; now and then, what really was."""
-        self._step_missed += float(missed.mean())
+        self._step_missed += float(missed.sum()) / missed.size
         heads, every = missed.size, self.settings.check_every
         if every and self.quality.steps % every == 0:
             turn = self.quality.steps // every % (heads * len(self.arena))
@@ -234,7 +234,7 @@ class SparseStream(ArenaStream):
         """Exact attention of the queries of one KV head, [group, dim], whatever is resident, and
         the share of it that blocks have which are not."""
         keys, values = self.attended(layer)
-        total, resident = _partial(query, keys[head], values[head], scale)
+        total, resident = _partial(query, keys[0, head], values[0, head], scale)
         sums = [(total, resident)]
         blocks = (self.lengths[layer] - 1) // self.plan.block_tokens
         absent = np.flatnonzero(~self.maps[layer].resident(blocks)[head])

@@ -227,14 +227,14 @@ class ArenaStream(KVStream):
         return mass
 
     def attended(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values, [heads, tokens, dim]: the tail, which ends where the blocks begin."""
+        """Keys and values, [1, heads, tokens, dim]: the tail, which ends where the blocks begin."""
         plan, arena = self.plan, self.arena[layer]
         length = self.lengths[layer]
         blocks = (length - 1) // plan.block_tokens
         tail = length - blocks * plan.block_tokens
         count = tail + min(blocks, plan.resident_blocks) * plan.block_tokens
         start = plan.block_tokens - tail
-        return arena.keys[0].narrow(1, start, count), arena.values[0].narrow(1, start, count)
+        return arena.keys.narrow(2, start, count), arena.values.narrow(2, start, count)
 
     def positions(self, layer: int) -> npt.NDArray[np.int64]:
         """Which tokens `attended` gives: [heads, tokens]."""
