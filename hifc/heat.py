@@ -35,7 +35,8 @@ class Split:
 
     hot: bits, uint32 (blocks / 32), block i is bit i % 32 of word i / 32; blocks that are not
     eligible are not hot. victims: uint32 (victims_max), of which the first counts[2] are valid, by
-    index. counts: uint32, how many blocks are eligible, cold, and victims.
+    index. counts: uint32, how many blocks are eligible, cold, and victims. Not to be written to: on
+    the host they are read-only; what a caller writes on a GPU makes the next order wrong, no more.
     """
 
     hot: Any
@@ -74,11 +75,11 @@ class HeatTable:
         self._state = xp.zeros(_STATE_WORDS, dtype="uint32")
         self._range_counts = xp.empty(self._ranges * _RANGE_WORDS, dtype="uint32")
         self._orders = xp.empty(victims_max * _ORDER_WORDS, dtype="uint32")
-        self._ordered = xp.empty(victims_max, dtype="uint32")
+        self._ordered = xp.zeros(victims_max, dtype="uint32")
         self.result = Split(
-            xp.zeros(-(-blocks // 32), dtype="uint32"),
-            xp.zeros(victims_max, dtype="uint32"),
-            xp.zeros(3, dtype="uint32"),
+            _read_only(xp.zeros(-(-blocks // 32), dtype="uint32")),
+            _read_only(xp.zeros(victims_max, dtype="uint32")),
+            _read_only(xp.zeros(3, dtype="uint32")),
         )
         shared = {
             name: address_of(array, self.where)
@@ -101,6 +102,7 @@ class HeatTable:
         self._fixed_order: dict[str, Any] = shared | {
             "orders": address_of(self._orders, self.where),
             "ordered": address_of(self._ordered, self.where),
+            "blocks": blocks,
         }
 
     def update(self, mass: Any = None, elapsed_s: float = 0.0) -> None:
@@ -187,6 +189,14 @@ def _aligned(xp: Any, count: int, dtype: str) -> Any:
     room = xp.zeros(count + 4, dtype=dtype)
     start = -(room.ctypes.data if xp is np else room.data.ptr) % 16 // 4
     return room[start : start + count]
+
+
+def _read_only(array: Any) -> Any:
+    """A view that refuses to be written to; CuPy has none."""
+    view = array.view()
+    if isinstance(view, np.ndarray):
+        view.flags.writeable = False
+    return view
 
 
 def to_bits(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:

@@ -60,7 +60,7 @@ _HEAT = _args(
     f4="decay threshold",
 )
 _LITMUS = _args("slots statuses head tail results", u4="slot_count status_count wanted")
-_VICTIMS = _args("heat victims counts head chain depth orders ordered", u4="victims_max")
+_VICTIMS = _args("heat victims counts head chain depth orders ordered", u4="victims_max blocks")
 
 KERNELS: dict[str, Kernel] = {
     "hifc_checksum": Kernel(

@@ -72,7 +72,12 @@ class _OfKeys:
         self.kv_heads = kv_heads
         self.dim = dim
         self.capacity = capacity
-        self.length = 0
+        self._length = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens that are in it; what stands behind them has no meaning."""
+        return self._length
 
     def _new_keys(self, keys: Any) -> Strided:
         found = strided(keys, self.where)
@@ -87,7 +92,7 @@ class _OfKeys:
         return found
 
     def _cut(self, length: int) -> None:
-        self.length = whole("truncate: tokens", length, 0, self.length)
+        self._length = whole("truncate: tokens", length, 0, self.length)
 
 
 class Sketch(_OfKeys):
@@ -139,7 +144,7 @@ class Sketch(_OfKeys):
             start=self.length,
             capacity=self.capacity,
         )
-        self.length += tokens
+        self._length += tokens
 
     def truncate(self, length: int) -> None:
         """Forgets all but the first `length` tokens."""
@@ -204,7 +209,7 @@ class Digest(_OfKeys):
             capacity=self.values.shape[1],
             block_tokens=self.block_tokens,
         )
-        self.length += tokens
+        self._length += tokens
 
     def reset(self) -> None:
         """Forgets all tokens: of a part of a block nothing can be taken back."""

@@ -6,6 +6,9 @@
 //
 // There are few victims, so each finds its place by counting those that go before it: all pairs, in
 // parallel, without a barrier between blocks and with one answer.
+//
+// On a GPU a caller can write into victims and counts. A count beyond victims_max is taken for it, and
+// a victim that is no block is neither looked up nor written to the result.
 #include "items.cuh"
 
 using namespace hifc;
@@ -31,6 +34,7 @@ struct VictimArgs {
     Order *orders;       // [victims_max]
     u32 *ordered;        // [victims_max]
     u32 victims_max;
+    u32 blocks;
 };
 
 HIFC_DEVICE u32 unsigned_of(const i32 *values, u32 i)
@@ -44,20 +48,24 @@ HIFC_KERNEL(hifc_victims_group, VICTIM_THREADS, VictimArgs)
     HIFC_SHARED u32 heads[VICTIM_THREADS];
     HIFC_SHARED u32 keys[VICTIM_THREADS];
     PerThread<Order, VICTIM_THREADS> order;
-    const u32 count = args.counts[2];
+    const u32 count = min_of(args.counts[2], args.victims_max);
 
     HIFC_PHASE (t) {
         const u32 place = block.index * VICTIM_THREADS + t;
         const u32 i = place < count ? args.victims[place] : 0;
-        order[t] = Order{0xffffffffu, unsigned_of(args.head, i), unsigned_of(args.chain, i),
-                         ~unsigned_of(args.depth, i), ~i};
+        order[t] = Order{0xffffffffu, 0, 0, 0, ~i};
+        if (i < args.blocks) {
+            order[t].head = unsigned_of(args.head, i);
+            order[t].chain = unsigned_of(args.chain, i);
+            order[t].depth = ~unsigned_of(args.depth, i);
+        }
     }
     for (u32 first = 0; first < count; first += VICTIM_THREADS) {
         HIFC_PHASE (t) {
             if (first + t < count) {
                 const u32 i = args.victims[first + t];
-                heads[t] = unsigned_of(args.head, i);
-                keys[t] = key_of(args.heat[i]);
+                heads[t] = i < args.blocks ? unsigned_of(args.head, i) : 0;
+                keys[t] = i < args.blocks ? key_of(args.heat[i]) : 0xffffffffu;
             }
         }
         HIFC_PHASE (t) {
@@ -89,7 +97,7 @@ HIFC_KERNEL(hifc_victims_order, VICTIM_THREADS, VictimArgs)
     HIFC_SHARED Order others[VICTIM_THREADS];
     PerThread<Order, VICTIM_THREADS> order;
     PerThread<u32, VICTIM_THREADS> before;
-    const u32 count = args.counts[2];
+    const u32 count = min_of(args.counts[2], args.victims_max);
 
     HIFC_PHASE (t) {
         const u32 place = block.index * VICTIM_THREADS + t;
@@ -104,12 +112,12 @@ HIFC_KERNEL(hifc_victims_order, VICTIM_THREADS, VictimArgs)
         }
         HIFC_PHASE (t) {
             for (u32 j = 0; j < min_of(VICTIM_THREADS, count - first); j++) {
-                before[t] += goes_before(others[j], order[t]);
+                before[t] += ~others[j].index < args.blocks && goes_before(others[j], order[t]);
             }
         }
     }
     HIFC_LAST_PHASE (t) {
-        if (block.index * VICTIM_THREADS + t < count) {
+        if (block.index * VICTIM_THREADS + t < count && ~order[t].index < args.blocks) {
             args.ordered[before[t]] = ~order[t].index;
         }
     }

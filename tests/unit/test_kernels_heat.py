@@ -175,6 +175,31 @@ def test_the_classifier_splits_by_its_ratio(name: str, blocks: int, hot_ratio: f
     assert eligible - cold == classifier.hot_count(blocks)
 
 
+@backends
+def test_what_a_caller_writes_into_a_split_stays_within_the_table(name: str) -> None:
+    where = make_backend(name)
+    table = HeatTable(100, victims_max=40, where=where)
+    table.heat[:] = to(where, heats("any", 100, 1))
+    found = table.split(hot_ratio=0.7)
+    if where.name == "host":
+        for array in (found.hot, found.victims, found.counts):
+            with pytest.raises(ValueError, match="read-only"):
+                array[0] = 1
+            array.flags.writeable = True
+    victims = back(found.victims).copy()
+    victims[[0, 7]] = 100, 0xFFFFFFFF
+    found.victims[:] = to(where, victims)
+    expected = reference.victims_in_order(
+        back(table.heat), np.delete(victims[:30], [0, 7]), *np.zeros((3, 100), np.int32)
+    )
+    np.testing.assert_array_equal(back(table.order())[:28], expected)
+    found.counts[2] = 0xFFFFFFFF
+    ordered = back(table.order())
+    assert ordered.max() < 100
+    found.victims[:] = 0xFFFFFFFF
+    np.testing.assert_array_equal(back(table.order()), ordered)
+
+
 def test_a_million_blocks() -> None:
     where = spread("host", 1056)  # as wide as an H200
     table = HeatTable(1_000_000, where=where)

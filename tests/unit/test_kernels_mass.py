@@ -263,6 +263,8 @@ def test_a_sketch_forgets_and_goes_on() -> None:
     keys = np.random.default_rng(3).normal(size=(2, 40, 32)).astype(np.float32)
     where = make_backend("host")
     sketch = build_sketch(keys, where=where)
+    with pytest.raises(AttributeError):
+        sketch.length = 10  # type: ignore[misc]
     sketch.truncate(10)
     sketch.append(keys[:, 20:30])
     assert sketch.length == 20
