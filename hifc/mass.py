@@ -87,7 +87,8 @@ def mass_from_sketch(
     a multiple of kv_heads, and query head h belongs to KV head h // (heads / kv_heads). The last
     query is that of the sketch's last token, each one sees the tokens up to its own. scale: of the
     product of query and key, 1 / sqrt(dim) unless given. blocks: sketch.length / block_tokens,
-    rounded up. The bits are the same on every backend.
+    rounded up. The bits are the same on every backend. A KV head with a logit that is not finite,
+    as of a query with a NaN or an infinity, has NaN for all of its mass.
     """
     of_block = -(-whole("block_tokens", block_tokens, 1, COUNT_MAX) // _CELL_TOKENS)
     task = _Task(queries, sketch, block_tokens, of_block, scale)

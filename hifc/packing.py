@@ -29,6 +29,9 @@ ROW_BYTES = 16 * KERNELS["hifc_checksum"].threads
 # enum Number of native/pages.cuh
 _NUMBERS = {"raw": 0, "float32": 1, "float16": 2, "bfloat16": 3, "fp8_e4m3": 4, "int8": 5}
 ENCODINGS = ("raw", "fp8_e4m3", "int8")
+_BAD_SCALE = 2  # PackArgs.faults of native/pages.cuh
+_SCALE_MIN = np.float32(2.0**-126)
+_SCALE_RULE = "a scale is not a finite number from 2**-126 up: give those of pack, or none to it"
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,12 @@ class Moved:
 
     def check(self) -> None:
         """Waits for the kernels. InvalidRequest: a page number was outside of the cache; what was
-        packed for it is zeros, and nothing was unpacked to it."""
-        if int(self._faults[0]):
+        packed for it is zeros, and nothing was unpacked to it. Or a scale was none; what was packed
+        or unpacked by it has no meaning."""
+        fault = int(self._faults[0])
+        if fault == _BAD_SCALE:
+            raise InvalidRequest(_SCALE_RULE)
+        if fault:
             raise InvalidRequest("a page number of the block table is outside of the cache")
 
 
@@ -112,12 +119,14 @@ def pack(
     an array of bytes of shape (blocks, layout.block_bytes(...) or more), or a sequence of
     contiguous arrays or addresses, which may also be host memory that the GPU reaches. tokens: of
     each block, where it does not fill its last page. encoding: "raw", or "fp8_e4m3" or "int8" for
-    a byte an item times the scale of its head; scales: float32 of shape (blocks, planes, heads),
-    None computes them from the largest number of each head. parts: equal parts of a block with a
+    a byte an item times the scale of its head. What is too large becomes the largest number; NaN
+    stays NaN in fp8_e4m3 and becomes 0 in int8, which has none. scales: float32 of shape (blocks,
+    planes, heads), finite and 2**-126 or more, None computes them from the largest finite number of
+    each head. parts: equal parts of a block with a
     checksum each, by default one a layer; checksums: compute them.
 
-    InvalidRequest: shapes, dtypes or lengths that do not fit; on the host also a page number that
-    is none (on a GPU `Moved.check` tells).
+    InvalidRequest: shapes, dtypes or lengths that do not fit; on the host also a page number or a
+    scale that is none (on a GPU `Moved.check` tells).
     """
     call = _Call(layout, pages, packed, where, tokens, encoding, parts, checksums, unpacking=False)
     if encoding != "raw":
@@ -208,7 +217,8 @@ class _Call:
     def scales(self, given: Any) -> None:
         """Takes or makes the array of scales."""
         shape = (self._blocks, len(self._layout.planes), self._layout.heads)
-        if given is None:
+        made = given is None
+        if made:
             given = self._where.xp.empty(shape, "f4")
         found = strided(given, self._where)
         if found.shape != shape or found.dtype != "float32":
@@ -216,6 +226,10 @@ class _Call:
                 f"scales are {found.dtype} of shape {found.shape}, not float32 of shape {shape}"
             )
         address_of(given, self._where)
+        if self._where.name == "host" and not made:
+            numbers = np.asarray(given)
+            if not (np.isfinite(numbers) & (numbers >= _SCALE_MIN)).all():
+                raise InvalidRequest(_SCALE_RULE)
         self._scales = given
 
     def move(self, verb: str) -> Moved:

@@ -123,8 +123,10 @@ HIFC_KERNEL(hifc_digest_scores, DIGEST_THREADS, DigestScoresArgs)
             }
             const u32 start = place * args.block_tokens;
             const u32 tokens = start < seen ? min_of(args.block_tokens, seen - start) : 0;
+            const float logit = bound * args.scale;
+            const Score score = is_finite(logit) ? Score{logit, float(tokens)} : no_score();
             args.scores[(u64(work.query) * args.heads + work.first_head + h) * blocks + place] =
-                tokens ? Score{bound * args.scale, float(tokens)} : Score{NEVER, 0};
+                tokens ? score : Score{NEVER, 0};
         }
     }
 }

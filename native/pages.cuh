@@ -27,7 +27,7 @@ struct PackArgs {
     const i32 *pages;            // [blocks][block_pages]
     float *scales;               // [blocks][planes][heads], where items are converted
     u32 *checksums;              // [blocks][parts], zeros
-    u32 *faults;                 // becomes 1 if a page number is none
+    u32 *faults;                 // becomes 1 if a page number is none, 2 if a scale is none
     u64 cache_tokens;            // pages of the cache * tokens of a page, or as many as there are
     i64 page_stride;             // strides in bytes
     i64 token_stride;
@@ -78,7 +78,12 @@ HIFC_DEVICE u8 *checked_address(const PackArgs &args, u32 block, u32 row)
 
 HIFC_DEVICE float scale_of(const PackArgs &args, u32 block, u32 row)
 {
-    return args.scales[block * (args.plane_count * args.heads.divisor) + divide(row, args.tokens)];
+    const u32 which = block * (args.plane_count * args.heads.divisor) + divide(row, args.tokens);
+    const float scale = args.scales[which];
+    if (!(scale >= 0x1p-126f && scale <= 0x1.fffffep127f)) {
+        *args.faults = 2;
+    }
+    return scale;
 }
 
 // ---- one item ------------------------------------------------------------------------------------

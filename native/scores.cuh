@@ -20,8 +20,20 @@ constexpr float NEVER = -3.0e38f; // the logit of a token that is not there
 
 struct Score {
     float peak; // greatest logit of the cell
-    float sum;  // of exp(logit - peak) over its tokens, 0 if there is none
+    float sum;  // of exp(logit - peak) over its tokens, 0 if there is none; NaN: see no_score
 };
+
+HIFC_DEVICE bool is_finite(float value)
+{
+    return (bits_of(value) & 0x7f800000u) != 0x7f800000u;
+}
+
+// Of a cell with a logit that is not finite. Comparisons would lose a NaN; in a sum it stays, and
+// makes the mass of the whole KV head NaN.
+HIFC_DEVICE Score no_score()
+{
+    return Score{NEVER, float_of(0x7fc00000u)};
+}
 
 struct Cells {
     u32 block_tokens;

@@ -193,10 +193,13 @@ HIFC_KERNEL(hifc_sketch_scores, SCORE_THREADS, SketchScoresArgs)
     HIFC_PHASE (t) {
         if (t < work.heads) {
             float most = 0;
+            bool finite = true;
             for (u32 i = 0; i < args.dim; i++) {
                 most = max_of(most, wide[t][i] < 0 ? -wide[t][i] : wide[t][i]);
+                finite = finite && is_finite(wide[t][i]);
             }
-            query.unit[t] = most / QUERY_MAX;
+            most = finite ? most : 0;
+            query.unit[t] = finite ? most / QUERY_MAX : float_of(0x7fc00000u);
             query.sum[t] = 0;
             for (u32 i = 0; i < args.dim; i++) {
                 const float value = most > 0 ? round_even(wide[t][i] / query.unit[t]) : 0;
@@ -225,8 +228,10 @@ HIFC_KERNEL(hifc_sketch_scores, SCORE_THREADS, SketchScoresArgs)
         if (h < work.heads && cell < cells.count) {
             const float *logit = logits[h] + t % SCORE_CELLS * CELL_TOKENS;
             Score score{NEVER, 0};
+            u32 finite = 1;
             for (u32 i = 0; i < CELL_TOKENS; i++) {
                 score.peak = max_of(score.peak, logit[i]);
+                finite &= u32(is_finite(logit[i]));
             }
             float shares[CELL_TOKENS]; // apart from their sum, so that the host takes them together
             for (u32 i = 0; i < CELL_TOKENS; i++) {
@@ -236,7 +241,7 @@ HIFC_KERNEL(hifc_sketch_scores, SCORE_THREADS, SketchScoresArgs)
                 score.sum += shares[i];
             }
             const u64 row = u64(work.query) * args.heads + work.first_head + h;
-            args.scores[row * cells.count + cell] = score;
+            args.scores[row * cells.count + cell] = finite ? score : no_score();
         }
     }
 }

@@ -259,6 +259,25 @@ def test_bfloat16_of_torch() -> None:
     close(mass_from_weights(weights, 16, where=where), expected)
 
 
+@backends
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_query_that_is_not_finite_has_no_mass(name: str, bad: float) -> None:
+    where = make_backend(name)
+    rng = np.random.default_rng(5)
+    keys = to(where, rng.normal(size=(2, 77, 32)).astype(np.float32))
+    sketch = build_sketch(keys, where=where)
+    digest = Digest(2, 32, 77, 16, where=where)
+    digest.append(keys)
+    for channel in range(32):
+        query = rng.normal(size=(4, 32)).astype(np.float32)
+        query[2, channel] = bad  # of the second KV head
+        given = to(where, query)
+        for mass in (mass_from_sketch(given, sketch, 16), mass_from_digest(given, digest)):
+            found = back(mass)
+            assert np.isnan(found[1]).all()
+            close(found[0].sum(keepdims=True), np.ones(1), 1e-5)
+
+
 def test_a_sketch_forgets_and_goes_on() -> None:
     keys = np.random.default_rng(3).normal(size=(2, 40, 32)).astype(np.float32)
     where = make_backend("host")

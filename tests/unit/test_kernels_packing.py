@@ -507,6 +507,11 @@ def test_arguments_that_do_not_fit() -> None:
     refused("no room", cache, pages, [packed[0, 1:]])
     number = dataclasses.replace(cache, dtype="float16")
     refused("float32 of shape", number, pages, packed, encoding="int8", scales=np.ones(1, "f4"))
+    for scale in (0.0, -1.0, np.nan, np.inf, 1e-40):
+        bad = np.full((len(pages), len(number.planes), number.heads), scale, "f4")
+        refused("a scale is not", number, pages, packed, encoding="int8", scales=bad)
+        with pytest.raises(InvalidRequest, match="a scale is not"):
+            packing.unpack(number, pages, packed, where, encoding="int8", scales=bad)
     with pytest.raises(InvalidRequest, match="scales that pack answered"):
         packing.unpack(number, pages, packed, where, encoding="int8")
     with pytest.raises(InvalidRequest, match="read-only"):
