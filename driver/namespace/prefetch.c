@@ -273,7 +273,8 @@ static void add_neighbours(struct hifc_ns *ns, struct ns_fetch *fetch, const str
         if (next->what.part_count == 0 || next->what.first_part != part_end ||
             place != fetch->req.buffer_offset + fetch->req.length ||
             memcmp(next->what.key, last->what.key, sizeof last->what.key) != 0 ||
-            range_of(ns, ring, slot, &next->what, &offset, &bytes) != 0) {
+            range_of(ns, ring, slot, &next->what, &offset, &bytes) != 0 ||
+            !hifc_pools_resolve_lent(ns->pools, ring->pool, place, bytes)) {
             break;
         }
         start_want(ring, &last->next);
@@ -309,11 +310,10 @@ static int plan(struct hifc_ns *ns, struct ns_fetch *fetch)
                                    .length = bytes,
                                    .value_offset = offset};
     if (slot) {
-        add_neighbours(ns, fetch, slot);
-        if (!hifc_pools_resolve_lent(ns->pools, ring->pool, fetch->req.buffer_offset,
-                                     fetch->req.length)) {
+        if (!hifc_pools_resolve_lent(ns->pools, ring->pool, fetch->req.buffer_offset, bytes)) {
             return -EFAULT; /* it was given back since the ring was opened */
         }
+        add_neighbours(ns, fetch, slot);
     }
     ns_op_init(&fetch->op);
     fetch->op.req = &fetch->req;

@@ -286,6 +286,34 @@ TEST(neighbours_are_one_read)
     finish();
 }
 
+/* A neighbour whose pages were given back fails alone, wherever it stands. */
+TEST(neighbours_without_memory_fail_alone)
+{
+    const uint64_t half = ARENA_PAGES / 2 * 4096ull;
+    uint64_t behind;
+    start(HIFC_INLINE);
+    CHECK_EQ(hifc_ring_close(ring), 0);
+    CHECK_EQ(hifc_buffer_free(ns, at), 0);
+    CHECK_EQ(hifc_buffer_alloc(ns, half, &at), 0);
+    CHECK_EQ(hifc_buffer_alloc(ns, half, &behind), 0);
+    CHECK_EQ(behind, at + half);
+    open_ring(SLOTS);
+    CHECK_EQ(hifc_buffer_free(ns, behind), 0);
+    struct hifc_descriptor some[] = {
+        want(1, 124, 0, 1, 0), want(1, 126, 1, 1, 1), want(1, 128, 2, 1, 2), /* over the end */
+        want(2, 130, 0, 1, 3), want(2, 0, 1, 1, 4)};
+    submit(some, 5);
+    CHECK_EQ(answer(0), HIFC_OK);
+    CHECK_EQ(answer(1), HIFC_OK);
+    CHECK_EQ(answer(2), -EFAULT);
+    CHECK_EQ(answer(3), -EFAULT);
+    CHECK_EQ(answer(4), HIFC_OK);
+    check_bytes(1, 124, 0, 2 * PART);
+    check_bytes(2, 0, PART, PART);
+    CHECK_EQ(stats().prefetch_reads, 2);
+    finish();
+}
+
 /* ---- dropped --------------------------------------------------------------------------------- */
 
 TEST(duplicates_are_dropped)
