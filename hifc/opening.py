@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 
 from hifc.bar import BarProvider
 from hifc.config import Config
@@ -23,6 +24,12 @@ def open_namespace(config: Config, bar: BarProvider | None = None) -> Namespace:
     """
     if not config.device:
         raise ConfigError("device: missing; e.g. file:///var/lib/hifc/kv?size=8GiB")
+    if config.format != "never" and re.match(r"ram://(\?|$)", config.device):
+        named = config.device.replace("ram://", "ram://kv", 1)
+        raise ConfigError(
+            f"device: {config.device} has no name, so what format writes is gone before it is "
+            f"opened: name it, as in {named}"
+        )
     if 0 < config.pool_size < _budgets(config):
         _LOG.warning(
             "pool_size %s is raised to %s, which memory_budget %s and swap_buffer_size %s need: "

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hifc import HiFC, Namespace, NoSpace
+from hifc import ConfigError, HiFC, Namespace, NoSpace
 
 HELD = 64 << 10  # of a block in memory: 61,440 bytes and a trailer
 _turns = itertools.count()
@@ -68,6 +68,12 @@ def test_swap_batch_size(size: int) -> None:
         left = hifc.blocks.resident_count
         assert hifc.offload() == left
         assert hifc.metrics["swap_batches"] - before <= -(-left // size)
+
+
+@pytest.mark.parametrize("how", ["if_missing", "always"])
+def test_a_memory_device_without_a_name_cannot_be_formatted(how: str) -> None:
+    with pytest.raises(ConfigError, match=r"as in ram://kv\?size=64MiB"):
+        HiFC({"device": "ram://?size=64MiB", "format": how})
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
