@@ -88,9 +88,9 @@ class PciBarProvider:
     """
 
     def __init__(self, bdf: str, resource: str, *, devices: Path = PCI_DEVICES) -> None:
-        if not _BDF.fullmatch(bdf):
+        if not isinstance(bdf, str) or not _BDF.fullmatch(bdf):
             raise ConfigError(f"{bdf!r} is no PCI address; write all of it, as in 0000:3b:00.0")
-        if not _RESOURCE.fullmatch(resource):
+        if not isinstance(resource, str) or not _RESOURCE.fullmatch(resource):
             raise ConfigError(
                 f"{resource!r} is no BAR: use resource0 to resource5, or resource0_wc"
             )

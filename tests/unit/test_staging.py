@@ -322,6 +322,16 @@ def test_an_address_that_is_none(bdf: str) -> None:
 def test_a_resource_that_is_none() -> None:
     with pytest.raises(ConfigError, match="resource0 to resource5"):
         PciBarProvider(BDF, "../resource2")
+    with pytest.raises(ConfigError, match="no PCI address"):
+        PciBarProvider(None, None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="resource0 to resource5"):
+        PciBarProvider(BDF, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("staging", ["auto", "gpu"])
+def test_a_bar_that_is_no_provider(ram: Opener, staging: str) -> None:
+    with pytest.raises(ConfigError, match="object is no BarProvider"):
+        ram.open(staging=staging, staging_size="2MiB", bar=object())
 
 
 def test_a_device_that_is_not_there(tmp_path: Path) -> None:
