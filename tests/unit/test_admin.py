@@ -60,8 +60,6 @@ def test_format_does_not_create_what_was_not_confirmed(admin: Shell, uri: str, p
         ["no-such-verb"],
         ["info"],
         ["format", "file:///x", "--segment-size", "7 apples"],
-        ["list-keys", "ram://", "--limit", "many"],
-        ["list-keys", "ram://", "--limit", "-1"],
         ["top", "--count", "0"],
         ["hugepages", "--count", "-1"],
         ["verify", "model", "--text", "text", "--tokens", "0"],

@@ -98,6 +98,10 @@ def test_list_keys(admin: Shell, uri: str, path: Path) -> None:
     }
     assert all(entry["class"] == "reuse" for entry in entries)
     assert len(admin.json("list-keys", uri, "--limit", "2")[1]["data"]["entries"]) == 2
+    for limit in ("-1", "many"):
+        code, document = admin.json("list-keys", uri, "--limit", limit)
+        assert code == Exit.USAGE
+        assert limit in document["problems"][0]["detail"]
 
 
 def test_info_describes_the_device_below(admin: Shell, uri: str, path: Path) -> None:
