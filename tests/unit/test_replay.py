@@ -502,6 +502,16 @@ def test_table_and_plot_of_the_command(trace_file: Path, tmp_path: Path) -> None
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_plot_without_reuse(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file, picture = tmp_path / "trace.jsonl", tmp_path / "plot.png"
+    file.write_text(line(0, [1, 2, 3]) + line(1000, [4, 5, 6]))
+    done = command(str(file), "--capacity", "2,4", "--policy", "lru,belady", "--plot", str(picture))
+    assert done.returncode == 0, done.stderr
+    assert "log" not in done.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -510,6 +520,8 @@ def test_table_and_plot_of_the_command(trace_file: Path, tmp_path: Path) -> None
         (["--policy", "mru"], "none of"),
         (["--admission", "budget"], "--write-budget"),
         (["--plot", "/nonexistent/x.png"], "x.png"),
+        (["--plot", "/tmp"], "no file"),
+        (["--plot", "x.what"], "png"),
     ],
 )
 def test_bad_arguments_are_refused(trace_file: Path, arguments: list[str], message: str) -> None:
@@ -517,3 +529,4 @@ def test_bad_arguments_are_refused(trace_file: Path, arguments: list[str], messa
     assert done.returncode in (1, 2)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+    assert "accesses a minute" not in done.stderr, "said before a replay"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -82,6 +84,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plot", type=Path, default=None)
     options = parser.parse_args(arguments)
+    if options.plot is not None:
+        # Before a replay, which may take minutes.
+        from matplotlib.backend_bases import FigureCanvasBase
+
+        known = FigureCanvasBase.get_supported_filetypes()
+        if not options.plot.parent.is_dir() or options.plot.is_dir():
+            parser.error(f"--plot {options.plot}: no file can be made there")
+        if options.plot.suffix.removeprefix(".").lower() not in known:
+            parser.error(f"--plot {options.plot}: its end is none of {', '.join(sorted(known))}")
+        if not os.access(options.plot if options.plot.exists() else options.plot.parent, os.W_OK):
+            parser.error(f"--plot {options.plot}: it cannot be written to")
     if "budget" in (options.admission or []) and not options.write_budget > 0:
         parser.error("--admission budget wants --write-budget N, in blocks a day")
     return options
@@ -185,7 +198,10 @@ def plot(rows: list[Row], trace: Path, file: Path) -> None:
     for axes, name in ((hits, "hit ratio"), (writes, "blocks written per block reused")):
         axes.set(xscale="log", xlabel="capacity, blocks of 512 tokens", ylabel=name)
         axes.grid(alpha=0.3)
-    writes.set_yscale("log")
+    if any(0 < row.outcome.written_per_reused < math.inf for row in rows):
+        writes.set_yscale("log")
+    else:
+        writes.text(0.5, 0.5, "nothing was reused", ha="center", transform=writes.transAxes)
     writes.legend(fontsize="small")
     figure.suptitle(trace.name)
     figure.savefig(file, dpi=150)
