@@ -167,6 +167,18 @@ def test_more_columns_than_keys_and_unknown_keys(hifc: HiFC) -> None:
         hifc.observe_attention(mass(1, [0]), [b"short"])
 
 
+def test_fewer_columns_than_keys_and_keys_named_twice(hifc: HiFC) -> None:
+    names = fill(hifc, 6)
+    assert hifc.observe_attention(mass(3, [1]), names) == 1, "3 to 5 have no column"
+    assert same(hifc.load(names[1]), 1)
+    hifc.offload()
+    twice = [names[2], names[4], names[2], names[4]]
+    assert hifc.observe_attention(mass(4, [2, 3]), twice) == 0, "only by their first columns"
+    assert hifc.observe_attention(mass(4, [0, 2, 3]), twice) == 1
+    assert same(hifc.load(names[2]), 2)
+    assert hifc.metrics["prefetch_hit"] == hifc.metrics["prefetch_issued"] == 2
+
+
 def test_longer_blocks_make_longer_landings(hifc: HiFC) -> None:
     names = fill(hifc, 4)
     assert hifc.observe_attention(mass(4, [0]), names) == 1
