@@ -7,9 +7,10 @@
         model.generate(**inputs, past_key_values=cache)
 
 transformers hands keys to the cache before attention sees the query. So in a step of one token the
-cache returns the new keys with a mark, by which the attention function that is registered here
-finds the stream; keys without it are all keys, and attention is transformers' own. A mark that
-attention did not take, since a model did something to the keys, is noticed at the next layer.
+cache returns the new keys with a mark, by which the attention function of
+hifc/integrations/attention.py finds the stream; keys without it are all keys, and attention is
+transformers' own. Another attention function, or a model that does something to the keys, gets a
+ConfigError; a step that attention did not take is noticed at the next layer.
 """
 
 from __future__ import annotations
@@ -17,12 +18,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from hifc.blocks import KeyScheme
-from hifc.errors import ConfigError, NotSupported
+from hifc.errors import ConfigError
+from hifc.integrations.attention import ATTENTION, mark
 from hifc.integrations.core import Core
 from hifc.integrations.transformers import HiFCCache
 from hifc.layer_plan import KVShape
@@ -30,11 +29,6 @@ from hifc.namespace import Namespace
 from hifc.sparse import SparseStream
 from hifc.sparse_plan import SparsePlan, SparseSettings, make_sparse_plan
 from hifc.sparse_quality import Quality
-
-ATTENTION = "hifc_sparse"
-STEP_MARK = "_hifc_sparse_step"
-# What some models ask of attention beside a scale.
-_REFUSED = ("softcap", "s_aux", "position_bias", "sliding_window")
 
 
 class _SparseCore(Core):
@@ -115,8 +109,7 @@ class SparseCache(HiFCCache):
         assert isinstance(stream, SparseStream)
         with torch.no_grad():
             stream.append(layer_idx, key_states, value_states)
-            marked = key_states.detach()
-        setattr(marked, STEP_MARK, (stream, layer_idx))
+            marked = mark(key_states, stream, layer_idx)
         if layer_idx == self._last:
             self._count()
         return marked, value_states
@@ -165,44 +158,3 @@ class SparseCache(HiFCCache):
             "resident": plan.resident_blocks,
             "exact": reason,
         }
-
-
-def sparse_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """transformers' sdpa attention, or, for keys that a SparseCache marked, its own.
-
-    query: [1, heads, 1, dim]. Returns ([1, 1, heads, dim], None).
-    """
-    step: tuple[SparseStream, int] | None = getattr(key, STEP_MARK, None)
-    if step is None:
-        found: tuple[torch.Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **kwargs
-        )
-        return found
-    asked = [name for name in _REFUSED if kwargs.get(name) is not None]
-    if asked or (attention_mask is not None and not _sees_all(attention_mask)):
-        raise NotSupported(
-            f"sparse attention with {' and '.join(asked) or 'padding or a mask'}: set cache.exact "
-            "or use an exact cache for this"
-        )
-    stream, layer = step
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    with torch.no_grad():
-        output = stream.attend(layer, query.detach(), scale)
-    return output.transpose(1, 2).contiguous(), None
-
-
-def _sees_all(mask: torch.Tensor) -> bool:
-    """Whether a mask, boolean or added to logits, hides nothing."""
-    return bool(mask.all()) if mask.dtype == torch.bool else not bool(mask.any())
-
-
-AttentionInterface.register(ATTENTION, sparse_attention)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)

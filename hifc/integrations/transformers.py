@@ -23,6 +23,7 @@ from hifc import prefix
 from hifc.blocks import KeyScheme
 from hifc.checking import flag, whole
 from hifc.errors import ConfigError, InvalidRequest, NotSupported
+from hifc.integrations import attention as _registered  # noqa: F401 "hifc_sparse" is known then
 from hifc.integrations.core import DTYPES, Core, HiFCLayer, dtype_of, kv_shape
 from hifc.integrations.identity import identity_of, plain
 from hifc.layer_plan import SLOTS, KVShape, StreamPlan

@@ -29,7 +29,7 @@ from transformers import DynamicCache
 
 from hifc.checking import whole
 from hifc.errors import InvalidRequest, NoSpace
-from hifc.integrations.sparse import ATTENTION
+from hifc.integrations.attention import ATTENTION
 from hifc.integrations.transformers import token_array
 from hifc.verify.attention import Recorder, shown_layers
 from hifc.verify.result import TOLERANCE, Bounds, Maps, Stage, Verification

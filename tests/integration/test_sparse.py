@@ -5,6 +5,8 @@ and clear about what it cannot do."""
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from hifc import (
     NotSupported,
     sparse_blocks,
 )
-from hifc.integrations import sparse
+from hifc.integrations import attention
 from hifc.integrations.sparse import SparseCache
 from hifc.sparse import SparseStream
 from hifc.sparse_plan import SparseSettings
@@ -333,11 +335,12 @@ def test_block_tokens_has_another_name(memory: Namespace) -> None:
         SparseCache(memory, model().config, 400, block_tokens=32)
 
 
-def test_keys_that_lose_their_mark_are_noticed(
+def test_a_step_that_attention_does_not_take_is_noticed(
     memory: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def changed(module: Any, query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
-        return sparse.sparse_attention(module, query, key + 0, *args, **kwargs)
+        whole = torch.zeros(key.shape, dtype=query.dtype) if key.shape[2] == 1 else key
+        return attention.sparse_attention(module, query, whole, whole, *args[1:], **kwargs)
 
     network = model()
     cache = cache_of(memory, network)
@@ -349,6 +352,21 @@ def test_keys_that_lose_their_mark_are_noticed(
     monkeypatch.undo()
     cache.reset()
     kv.run(network, PROMPT, cache, 4)
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa"])
+def test_a_configuration_that_is_not_the_models_is_noticed(memory: Namespace, name: str) -> None:
+    network, other = kv.model(4, attention=name), model()
+    with pytest.raises(ConfigError, match=r'model.set_attn_implementation\("hifc_sparse"\)'):
+        kv.run(network, PROMPT, cache_of(memory, other), 2)
+
+
+def test_the_attention_function_is_known_before_a_cache_is_made() -> None:
+    code = (
+        "import hifc.integrations.transformers, transformers as t;"
+        "assert 'hifc_sparse' in t.AttentionInterface().valid_keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_a_block_that_is_gone_is_an_error_until_reset(memory: Namespace) -> None:

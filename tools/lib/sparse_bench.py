@@ -32,7 +32,8 @@ import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, StaticCache
 
 import hifc
-from hifc.integrations.sparse import ATTENTION, SparseCache
+from hifc.integrations.attention import ATTENTION
+from hifc.integrations.sparse import SparseCache
 from hifc.integrations.transformers import kv_shape
 from hifc.sparse_plan import SparseSettings, make_sparse_plan
 
