@@ -32,7 +32,7 @@ from hifc.memory import ByteArray
 from hifc.metrics import Metrics
 from hifc.namespace import Namespace
 from hifc.prefetch import HiFCPrefetcher
-from hifc.request import Answer, KeyArray
+from hifc.request import KeyArray
 from hifc.ring import Ring, RingStatus
 from hifc.units import page_up
 
@@ -318,11 +318,10 @@ class Ahead:
         there = ring.wait([landing], LANDING_WAIT_S) and ring.statuses[landing] == RingStatus.OK
         if there:
             self._arrive(landing)
-            lengths = np.zeros(1, np.uint32)
-            answer = self._namespace.lookup([block.key], lengths)[0]
-            # By other means it may have been replaced.
-            if answer == Answer.OK and lengths[0] == block.size_bytes:
-                return issuer.bytes_of(landing)[: block.size_bytes]
+            found = issuer.bytes_of(landing)[: block.size_bytes]
+            # By other means it may have been replaced since it was read.
+            if self._namespace.is_value(block.key, found):
+                return found
         self.drop(block.key)
         return None
 

@@ -119,6 +119,7 @@ _SYMBOLS: dict[str, tuple[Any, tuple[Any, ...], str | None]] = {
     "hifc_ring_wait": (c_int, (_RING, _ARRAY, c_uint32, c_int64), "wait for a ring"),
     "hifc_ring_close": (c_int, (_RING,), "close a ring"),
     "hifc_lookup": (c_int, (_NS, _ARRAY, c_uint32, _ARRAY, _ARRAY), "look up keys"),
+    "hifc_compare": (c_int, (_NS, _ARRAY, _ARRAY, c_uint64), "compare a value"),
     "hifc_longest_prefix": (c_int64, (_NS, _ARRAY, c_uint32), "look up a prefix"),
     "hifc_lease": (
         c_int,

@@ -18,7 +18,7 @@ from hifc import layouts
 from hifc.calls import Calls
 from hifc.errors import InvalidRequest
 from hifc.layouts import ENTRY, EVENT
-from hifc.request import BlockClass, Keys, keys_array
+from hifc.request import Answer, BlockClass, Keys, key_bytes, keys_array
 from hifc.stats import (
     CheckResult,
     Health,
@@ -70,6 +70,16 @@ class State(Calls):
             return self._lookup(names, lengths)
         finally:
             self._handle.leave()
+
+    def is_value(self, key: Any, data: npt.NDArray[np.uint8]) -> bool:
+        """Whether the value of key is these bytes, a contiguous array: by its length and checksum,
+        which is computed here. Does no I/O."""
+        name = np.frombuffer(key_bytes(key), np.uint8)
+        if data.dtype != np.uint8 or not data.flags.c_contiguous:
+            raise InvalidRequest("data is no contiguous array of uint8")
+        return bool(
+            self._inside("hifc_compare", name.ctypes.data, data.ctypes.data, data.size) == Answer.OK
+        )
 
     def longest_prefix(self, keys: Keys) -> int:
         """How many leading keys are there, in one call."""

@@ -276,6 +276,10 @@ HIFC_API int hifc_ring_close(struct hifc_ring *ring);
 /* answers[i]: HIFC_OK, HIFC_MISS or HIFC_PENDING; lengths may be NULL. */
 HIFC_API int hifc_lookup(struct hifc_ns *ns, const struct hifc_key *keys, uint32_t count,
                          int32_t *answers, uint32_t *lengths);
+/* Whether the value of a key is these bytes, by its length and checksum: HIFC_OK, HIFC_MISS (it is
+ * another one, or none) or HIFC_PENDING. */
+HIFC_API int hifc_compare(struct hifc_ns *ns, const struct hifc_key *key, const void *data,
+                          uint64_t size_bytes);
 /* Count of leading keys that are there. */
 HIFC_API int64_t hifc_longest_prefix(struct hifc_ns *ns, const struct hifc_key *keys,
                                      uint32_t count);

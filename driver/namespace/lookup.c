@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "crc32c.h"
 #include "namespace/ns.h"
 
 #define LEASE_TTL_DEFAULT_MS 60000u
@@ -69,6 +70,39 @@ HIFC_API int hifc_lookup(struct hifc_ns *ns, const struct hifc_key *keys, uint32
     }
     pthread_mutex_unlock(&ns->mutex);
     return 0;
+}
+
+/* Computed beside the mutex: a value may be long. */
+HIFC_API int hifc_compare(struct hifc_ns *ns, const struct hifc_key *key, const void *data,
+                          uint64_t size_bytes)
+{
+    struct hifc_ns *visit NS_VISIT = NULL;
+    int error = ns_enter(ns, &visit);
+    if (error) {
+        return error;
+    }
+    struct hifc_slot value = {.length = 0};
+    uint32_t parts = 1;
+    pthread_mutex_lock(&ns->mutex);
+    const struct hifc_slot *slot = hifc_index_find(ns->index, key);
+    int answer = slot_answer(slot);
+    if (answer == HIFC_OK) {
+        value = *slot;
+        parts = ns_slot_parts(ns, slot);
+    }
+    pthread_mutex_unlock(&ns->mutex);
+    if (answer != HIFC_OK || value.length != size_bytes) {
+        return answer == HIFC_OK ? HIFC_MISS : answer;
+    }
+    const uint32_t part_bytes = value.length / parts;
+    uint32_t raw = hifc_crc32c_update(0, data, part_bytes);
+    uint32_t of_parts = hifc_crc32c_update(0, &raw, sizeof raw);
+    for (uint32_t i = 1; i < parts; i++) {
+        raw = hifc_crc32c_update(0, (const uint8_t *)data + (size_t)i * part_bytes, part_bytes);
+        of_parts = hifc_crc32c_update(of_parts, &raw, sizeof raw);
+    }
+    uint32_t found = hifc_bind_checksum(parts > 1 ? of_parts : raw, key, value.length, parts);
+    return found == value.checksum ? HIFC_OK : HIFC_MISS;
 }
 
 HIFC_API int64_t hifc_longest_prefix(struct hifc_ns *ns, const struct hifc_key *keys,

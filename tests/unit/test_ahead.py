@@ -206,6 +206,22 @@ def test_what_landed_for_another_column_is_asked_for_again_once_it_is_lost(hifc:
     assert hifc.metrics["prefetch_hit"] == 1
 
 
+@pytest.mark.parametrize("cls", ["swap", "reuse"])
+def test_a_value_of_the_same_length_by_other_means(hifc: HiFC, cls: str) -> None:
+    names = fill(hifc, 8, cls=cls)
+    ring = ring_of(hifc, names)
+    value = hifc.namespace.get(names[5])
+    assert value is not None
+    assert hifc.observe_attention(mass(8, [2, 4]), names) == 2
+    await_all(hifc)
+    assert hifc.namespace.delete(names[2])
+    hifc.namespace.put(names[2], value, cls=cls)
+    assert same(hifc.load(names[2]), 5), "what is there now, not what had landed"
+    assert same(hifc.load(names[4]), 4)
+    assert hifc.metrics["prefetch_hit"] == 1
+    assert ring is hifc.ahead._ring
+
+
 @pytest.mark.parametrize("landed", [False, True])
 @pytest.mark.parametrize("how", ["replace", "delete", "store again", "by other means"])
 def test_a_block_that_changes_meanwhile(hifc: HiFC, landed: bool, how: str) -> None:

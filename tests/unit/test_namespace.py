@@ -450,6 +450,22 @@ def test_lookup_and_longest_prefix(ns: Namespace) -> None:
         ns.lookup(keys, np.zeros(9, dtype=np.uint32))
 
 
+@pytest.mark.parametrize(("size", "parts"), [(64 << 10, 1), (64 << 10, 16), (999, 9)])
+def test_a_value_is_told_from_others(ns: Namespace, size: int, parts: int) -> None:
+    data = value(1, size)
+    assert not ns.is_value(key(1), data)
+    ns.put(key(1), data, parts=parts)
+    assert ns.is_value(key(1), data)
+    assert not ns.is_value(key(1), data[:-1])
+    assert not ns.is_value(key(2), data)
+    for place in (0, size // 2, size - 1):
+        other = data.copy()
+        other[place] ^= 1
+        assert not ns.is_value(key(1), other)
+    with pytest.raises(InvalidRequest, match="contiguous"):
+        ns.is_value(key(1), data[::2])
+
+
 def test_touch_and_heat(ns: Namespace) -> None:
     ns.put(key(1), b"x")
     before = {entry.key: entry.heat for entry in ns.list()}[key(1)]
