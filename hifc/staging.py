@@ -220,7 +220,8 @@ def check(kind: str, uri: str, bar: BarProvider | None) -> None:
         raise ConfigError(f"staging: {kind!r} is none of {', '.join(KINDS)}")
     if bar is not None and kind in ("host", "pinned"):
         raise ConfigError(f"staging: a bar was given, but {kind} was asked for; use gpu or auto")
-    if bar is not None and not all(callable(getattr(bar, name, None)) for name in ("check", "map")):
+    has_all = callable(getattr(bar, "check", None)) and callable(getattr(bar, "map", None))
+    if bar is not None and not (has_all and hasattr(bar, "name")):
         raise ConfigError(
             f"bar: {type(bar).__name__} is no BarProvider, which has name, check and map; use "
             "PciBarProvider or GdrCopyProvider"
