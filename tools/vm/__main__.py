@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from vm import apt, drives, initramfs, kernel, machine, udev
+from vm.awake import cpus_awake
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 900.0  # a hang; on two quiet cores the tests take three minutes
@@ -121,6 +122,7 @@ def boot(guest: machine.Machine, timeout_s: float) -> int:
     deadline = time.monotonic() + timeout_s
     # QEMU takes the end of its stdin for a hang-up: hold it open.
     with (
+        cpus_awake(),
         guest.messages.open("wb") as messages,
         subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages
