@@ -67,10 +67,11 @@ static int wait_unused(struct hifc_ns *ns, uint32_t pool)
         ns_unlock_and_issue(ns);
         pthread_mutex_lock(&ns->mutex);
     }
-    while (!ring && atomic_load(&ns->pool_requests[pool]) > 0 && ns_now() < deadline) {
+    uint32_t left;
+    /* Not asked again after the loop: who submits is counted for a moment before it is refused. */
+    while ((left = atomic_load(&ns->pool_requests[pool])) > 0 && !ring && ns_now() < deadline) {
         ns_wait_changed(ns);
     }
-    uint32_t left = atomic_load(&ns->pool_requests[pool]);
     pthread_mutex_unlock(&ns->mutex);
     return ring ? hifc_fail(-EBUSY, "a request ring reads into pool %u: close the ring first", pool)
            : left ? hifc_fail(-ETIMEDOUT, "%u requests on %s still use pool %u: unregister it again "
