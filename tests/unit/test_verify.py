@@ -332,6 +332,21 @@ def test_command_says_when_it_verified_nothing(
     assert (code, code_of(document)) == (Exit.PARTLY, "not-verified")
 
 
+def test_command_says_when_sparse_attention_gave_up(
+    admin: Shell, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*arguments: Any, **options: Any) -> Verification:
+        found = compared(*arguments, **options)
+        found.quality["exact"] = "too much was missed"
+        return found
+
+    compared = lockstep.run
+    monkeypatch.setattr(lockstep, "run", run)
+    words = ("verify", str(checkpoint), "--text", str(checkpoint.parent / "text"), *SMALL)
+    code, document = admin.json(*words)
+    assert (code, code_of(document)) == (Exit.PARTLY, "became-exact")
+
+
 def test_command_with_all_layers_in_memory(admin: Shell, checkpoint: Path) -> None:
     """Then nothing streams, but the prefix is loaded from the device."""
     words = ("verify", str(checkpoint), "--text", str(checkpoint.parent / "text"), *SMALL)

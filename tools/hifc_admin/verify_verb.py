@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hifc.errors import InvalidRequest
 from hifc_admin import progress, target, text
 from hifc_admin.parsing import Verbs, add_verb, whole_number
-from hifc_admin.result import Exit, Failure, Problem, Result, Severity
+from hifc_admin.result import Exit, Failure, Problem, Result
 
 if TYPE_CHECKING:
     from hifc.verify import Verification
@@ -106,9 +106,10 @@ def verify(arguments: argparse.Namespace) -> Result:
         data["report"] = str(arguments.report)
     result = Result(data, _lines(found, arguments))
     if found.quality.get("exact"):
+        result.exit = Exit.PARTLY  # what came after it says nothing about sparse attention
         detail = f"the cache became exact on its way: {found.quality['exact']}"
-        problem = Problem("became-exact", found.model, detail, severity=Severity.WARNING)
-        result.problems.append(problem)
+        fix = "a larger --resident"
+        result.problems.append(Problem("became-exact", found.model, detail, fix=fix))
     if found.verdict == "FAILED":
         result.exit = Exit.FAILED
         see = f"see {arguments.report}" if arguments.report else "repeat with --report FILE"
@@ -219,6 +220,7 @@ def _run(arguments: argparse.Namespace, model: Any, ids: Any) -> Verification:
         "swap_buffer_size": 0,
         "attention": arguments.mode,
         "resident_ratio": arguments.resident,
+        "sparse_resident_max": max(arguments.resident, hifc.Config.sparse_resident_max),
     }
     # Errors are about the device from here on.
     arguments.uri = config["device"]
