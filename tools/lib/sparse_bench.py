@@ -220,7 +220,9 @@ def compared(losses: torch.Tensor, exact: torch.Tensor) -> dict[str, float]:
 
 
 def bar(count: int, name: str) -> Any:
-    return tqdm.tqdm(total=count, desc=name, unit="token", file=sys.stderr, leave=False)
+    return tqdm.tqdm(
+        total=count, desc=name, unit="token", file=sys.stderr, leave=False, disable=None
+    )
 
 
 def timed(
