@@ -21,6 +21,7 @@ from vm.drives import DriveSpec
 from vm.machine import QMP_PORT, device
 
 ANSWER_TIMEOUT_S = 30.0
+UNPLUG_TIMEOUT_S = 180.0  # bounds a hang; on a busy host the guest takes long to let go
 EVENTS_MAX = 1000
 
 
@@ -99,7 +100,7 @@ class Qmp:
         """Asks the guest to let the drive go, as a button at the slot would. Does not wait."""
         self.command("device_del", id=spec.name)
 
-    def wait_unplugged(self, spec: DriveSpec, timeout_s: float = 30.0) -> None:
+    def wait_unplugged(self, spec: DriveSpec, timeout_s: float = UNPLUG_TIMEOUT_S) -> None:
         self.wait_event("DEVICE_DELETED", timeout_s, device=spec.name)
 
     def plug(self, spec: DriveSpec) -> None:
