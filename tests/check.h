@@ -11,6 +11,7 @@
 #define HIFC_CHECK_H
 
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,6 +61,17 @@ __attribute__((unused)) static struct check_test **check_tail = &check_tests;
             abort();                                                                         \
         }                                                                                    \
     } while (0)
+
+static inline bool last_error_says(const char *words)
+{
+    struct hifc_error error;
+    hifc_last_error(&error);
+    bool says = strstr(error.message, words) != NULL;
+    if (!says) {
+        fprintf(stderr, "message without '%s': %s\n", words, error.message);
+    }
+    return says;
+}
 
 static inline int check_main(int argc, char **argv)
 {

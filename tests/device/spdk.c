@@ -54,17 +54,6 @@ static void restart_target(void)
     CHECK_EQ(pclose(out), 0);
 }
 
-static bool last_error_says(const char *words)
-{
-    struct hifc_error error;
-    hifc_last_error(&error);
-    bool says = strstr(error.message, words) != NULL;
-    if (!says) {
-        fprintf(stderr, "message without '%s': %s\n", words, error.message);
-    }
-    return says;
-}
-
 static void expect_open(const char *text, int code, const char *words)
 {
     struct hifc_device *device;

@@ -127,17 +127,6 @@ static const struct combination *all_combinations(void)
             continue;                                                                        \
         } else
 
-static bool last_error_says(const char *words)
-{
-    struct hifc_error error;
-    hifc_last_error(&error);
-    bool says = strstr(error.message, words) != NULL;
-    if (!says) {
-        fprintf(stderr, "message without '%s': %s\n", words, error.message);
-    }
-    return says;
-}
-
 TEST(geometry_is_sane)
 {
     FOR_EACH (c) {

@@ -136,17 +136,6 @@ static int sanitize(struct drive *drive)
     return hifc_sanitize_device(&drive->base, NULL, NULL, 0, 60000);
 }
 
-static bool last_error_says(const char *words)
-{
-    struct hifc_error error;
-    hifc_error_copy(&error);
-    bool says = strstr(error.message, words) != NULL;
-    if (!says) {
-        fprintf(stderr, "message without '%s': %s\n", words, error.message);
-    }
-    return says;
-}
-
 TEST(a_sanitize_is_started_once_and_waited_for)
 {
     struct drive drive = make();

@@ -3,7 +3,7 @@
  * What is done to a device as a whole: its own account of itself, erasing it, repairing the namespace
  * on it; and the histograms of latency.
  */
-#include "check.h"
+#include "submit.h"
 
 #include <errno.h>
 #include <unistd.h>
@@ -29,22 +29,13 @@ static struct hifc_ns *open_ns(uint32_t read_only)
     return ns;
 }
 
-static int request(struct hifc_ns *ns, struct hifc_req *req)
-{
-    struct hifc_ticket *ticket;
-    CHECK_EQ(hifc_submit(ns, req, 1, &ticket), 0);
-    CHECK_EQ(hifc_ticket_wait(ticket, 10000000), 1);
-    hifc_ticket_free(ticket);
-    return req->status;
-}
-
 static int put(struct hifc_ns *ns, uint8_t n, uint32_t length)
 {
     struct hifc_req req = {.op = HIFC_OP_PUT, .key = {{n, 1}}, .length = length};
     uint64_t size;
     CHECK_EQ(hifc_buffer_alloc(ns, length, &req.buffer_offset), 0);
     memset((uint8_t *)hifc_pool_base(ns, 0, &size) + req.buffer_offset, n, length);
-    int status = request(ns, &req);
+    int status = submit_and_wait(ns, &req, 1);
     CHECK_EQ(hifc_buffer_free(ns, req.buffer_offset), 0);
     return status;
 }
@@ -53,7 +44,7 @@ static int get(struct hifc_ns *ns, uint8_t n)
 {
     struct hifc_req req = {.op = HIFC_OP_GET, .key = {{n, 1}}, .capacity = 1u << 20};
     CHECK_EQ(hifc_buffer_alloc(ns, req.capacity, &req.buffer_offset), 0);
-    int status = request(ns, &req);
+    int status = submit_and_wait(ns, &req, 1);
     CHECK_EQ(hifc_buffer_free(ns, req.buffer_offset), 0);
     return status;
 }

@@ -2,7 +2,7 @@
  *
  * namespace.c - the namespace through its public functions, on the ram device.
  */
-#include "check.h"
+#include "submit.h"
 
 #include <errno.h>
 #include <stdbool.h>
@@ -47,21 +47,12 @@ static void fill(uint8_t *data, uint32_t seed, uint32_t bytes)
     }
 }
 
-static int run(struct hifc_req *reqs, uint32_t count)
-{
-    struct hifc_ticket *ticket;
-    CHECK_EQ(hifc_submit(ns, reqs, count, &ticket), 0);
-    CHECK_EQ(hifc_ticket_wait(ticket, 10000000), 1);
-    hifc_ticket_free(ticket);
-    return reqs[0].status;
-}
-
 static int put(uint32_t n, uint64_t offset, uint32_t length, uint32_t parts, uint8_t cls)
 {
     fill(pool + offset, n, length);
     struct hifc_req req = {.op = HIFC_OP_PUT, .cls = cls, .key = key_of(n),
                            .buffer_offset = offset, .length = length, .part_count = parts};
-    return run(&req, 1);
+    return submit_and_wait(ns, &req, 1);
 }
 
 static int get(uint32_t n, uint64_t offset, uint32_t value_offset, uint32_t length)
@@ -69,13 +60,13 @@ static int get(uint32_t n, uint64_t offset, uint32_t value_offset, uint32_t leng
     struct hifc_req req = {.op = HIFC_OP_GET, .key = key_of(n), .buffer_offset = offset,
                            .value_offset = value_offset, .length = length,
                            .capacity = 1u << 20};
-    return run(&req, 1);
+    return submit_and_wait(ns, &req, 1);
 }
 
 static int delete(uint32_t n)
 {
     struct hifc_req req = {.op = HIFC_OP_DELETE, .key = key_of(n)};
-    return run(&req, 1);
+    return submit_and_wait(ns, &req, 1);
 }
 
 static void check_value(uint32_t n, uint64_t offset, uint32_t value_offset, uint32_t length)
@@ -157,7 +148,7 @@ TEST(a_key_deleted_and_put_again_across_two_segments_survives_a_restart)
         {.op = HIFC_OP_DELETE, .key = key_of(1)},
         {.op = HIFC_OP_PUT, .key = key_of(1), .buffer_offset = at, .length = 300000},
     };
-    CHECK_EQ(run(reqs, 2), HIFC_OK);
+    CHECK_EQ(submit_and_wait(ns, reqs, 2), HIFC_OK);
     CHECK_EQ(reqs[1].status, HIFC_OK);
     CHECK_EQ(hifc_sync(ns), 0);
     CHECK_EQ(hifc_close(ns), 0);
@@ -183,9 +174,9 @@ TEST(the_write_budget_pays_only_for_what_was_taken)
     CHECK_EQ(hifc_open(NAME, &opts, &ns), 0);
     pool = hifc_pool_base(ns, 0, NULL);
     CHECK_EQ(hifc_buffer_alloc(ns, 1u << 20, &at), 0);
-    CHECK_EQ(run(reqs, 2), HIFC_OK);
+    CHECK_EQ(submit_and_wait(ns, reqs, 2), HIFC_OK);
     for (uint32_t i = 0; i < 5; i++) {
-        CHECK_EQ(run(&reqs[1], 1), HIFC_RETRY);
+        CHECK_EQ(submit_and_wait(ns, &reqs[1], 1), HIFC_RETRY);
     }
     CHECK_EQ(put(3, at, 60000, 1, HIFC_REUSE), HIFC_OK);
     CHECK_EQ(put(4, at, 60000, 1, HIFC_REUSE), HIFC_REJECTED);
@@ -203,7 +194,7 @@ TEST(two_phase_put)
     fill(pool + at, 5, 4 * 8192);
     struct hifc_req reserve = {.op = HIFC_OP_RESERVE, .cls = HIFC_SWAP, .key = key_of(5),
                                .length = 4 * 8192, .part_count = 4};
-    CHECK_EQ(run(&reserve, 1), HIFC_OK);
+    CHECK_EQ(submit_and_wait(ns, &reserve, 1), HIFC_OK);
     CHECK_EQ(get(5, at + 65536, 0, 0), HIFC_PENDING);
     CHECK_EQ(put(6, at + 65536, 5000, 1, HIFC_SWAP), HIFC_OK);
     struct hifc_req reqs[5];
@@ -215,7 +206,7 @@ TEST(two_phase_put)
                                     .buffer_offset = at + part * 8192};
     }
     reqs[4] = (struct hifc_req){.op = HIFC_OP_COMMIT, .handle = reserve.handle};
-    run(reqs, 5);
+    submit_and_wait(ns, reqs, 5);
     for (uint32_t i = 0; i < 5; i++) {
         CHECK_EQ(reqs[i].status, HIFC_OK);
     }
@@ -224,11 +215,11 @@ TEST(two_phase_put)
     check_value(5, at, 0, 4 * 8192);
     struct hifc_req abort_req = {.op = HIFC_OP_RESERVE, .cls = HIFC_SWAP, .key = key_of(9),
                                  .length = 100000};
-    CHECK_EQ(run(&abort_req, 1), HIFC_OK);
+    CHECK_EQ(submit_and_wait(ns, &abort_req, 1), HIFC_OK);
     abort_req.op = HIFC_OP_COMMIT;
-    CHECK_EQ(run(&abort_req, 1), -EINVAL);
+    CHECK_EQ(submit_and_wait(ns, &abort_req, 1), -EINVAL);
     abort_req.op = HIFC_OP_ABORT;
-    CHECK_EQ(run(&abort_req, 1), HIFC_OK);
+    CHECK_EQ(submit_and_wait(ns, &abort_req, 1), HIFC_OK);
     CHECK_EQ(get(9, at, 0, 0), HIFC_MISS);
     CHECK_EQ(hifc_close(ns), 0);
 }
@@ -373,21 +364,21 @@ TEST(only_memory_that_was_handed_out_can_be_named)
         struct hifc_req get_req = {.op = HIFC_OP_GET, .key = key_of(1), .buffer_offset = offset,
                                    .capacity = 5000};
         bool fits = mine && offset + 8192 <= at + 70 * 4096;
-        CHECK_EQ(run(&get_req, 1), fits ? HIFC_OK : -EINVAL);
-        CHECK_EQ(run(&put_req, 1), mine ? HIFC_OK : -EINVAL);
+        CHECK_EQ(submit_and_wait(ns, &get_req, 1), fits ? HIFC_OK : -EINVAL);
+        CHECK_EQ(submit_and_wait(ns, &put_req, 1), mine ? HIFC_OK : -EINVAL);
         CHECK_EQ(delete(2), mine ? HIFC_OK : HIFC_MISS);
         CHECK_EQ(offset == at ? 0 : hifc_buffer_free(ns, offset), offset == at ? 0 : -EINVAL);
     }
     struct hifc_req crc_req = {.op = HIFC_OP_PUT, .key = key_of(3), .buffer_offset = at,
                                .length = 100, .flags = HIFC_F_CHECKSUMS, .checksum_offset = at + 2};
-    CHECK_EQ(run(&crc_req, 1), -EINVAL);
+    CHECK_EQ(submit_and_wait(ns, &crc_req, 1), -EINVAL);
     crc_req.checksum_offset = at + 70 * 4096;
-    CHECK_EQ(run(&crc_req, 1), -EINVAL);
+    CHECK_EQ(submit_and_wait(ns, &crc_req, 1), -EINVAL);
     CHECK_EQ(hifc_buffer_free(ns, at), 0);
     CHECK_EQ(hifc_buffer_free(ns, at), -EINVAL);
     struct hifc_req gone = {.op = HIFC_OP_GET, .key = key_of(1), .buffer_offset = at,
                             .capacity = 5000};
-    CHECK_EQ(run(&gone, 1), -EINVAL);
+    CHECK_EQ(submit_and_wait(ns, &gone, 1), -EINVAL);
     CHECK_EQ(hifc_close(ns), 0);
 }
 

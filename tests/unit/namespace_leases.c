@@ -3,7 +3,7 @@
  * namespace_leases.c - leases that come and go while reclaim moves what they hold: none is lost, and
  * no segment stays held by a lease that has ended.
  */
-#include "check.h"
+#include "submit.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -26,22 +26,13 @@ static struct hifc_key key_of(uint32_t n)
     return key;
 }
 
-static int run(struct hifc_req *req)
-{
-    struct hifc_ticket *ticket;
-    CHECK_EQ(hifc_submit(ns, req, 1, &ticket), 0);
-    CHECK_EQ(hifc_ticket_wait(ticket, 10000000), 1);
-    hifc_ticket_free(ticket);
-    return req->status;
-}
-
 static int put(uint32_t n, uint64_t at)
 {
     int status = HIFC_RETRY;
     for (unsigned attempt = 0; attempt < 500 && status == HIFC_RETRY; attempt++) {
         struct hifc_req req = {.op = HIFC_OP_PUT, .cls = HIFC_SWAP, .key = key_of(n),
                                .buffer_offset = at, .length = VALUE_BYTES};
-        status = run(&req);
+        status = submit_and_wait(ns, &req, 1);
         if (status == HIFC_RETRY) {
             usleep(200);
         }

@@ -3,7 +3,7 @@
  * namespace_pools.c - memory of the caller comes and goes while requests are under way: who takes
  * one pool back waits for its requests, and for no others.
  */
-#include "check.h"
+#include "submit.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -40,22 +40,13 @@ static struct hifc_req request(uint8_t op, uint32_t pool, uint8_t key)
     return (struct hifc_req){.op = op, .pool = pool, .key = {{key}}, .length = VALUE};
 }
 
-static int run(struct hifc_req *req)
-{
-    struct hifc_ticket *ticket;
-    CHECK_EQ(hifc_submit(ns, req, 1, &ticket), 0);
-    CHECK_EQ(hifc_ticket_wait(ticket, 10000000), 1);
-    hifc_ticket_free(ticket);
-    return req->status;
-}
-
 TEST(a_pool_waits_for_its_own_requests_alone)
 {
     start("faulty+" PLAIN "&fault_delay=20", HIFC_INLINE); /* nothing ends unless somebody polls */
     uint8_t *one, *other;
     uint32_t first = add(&one), second = add(&other);
     struct hifc_req req = request(HIFC_OP_PUT, first, 1);
-    CHECK_EQ(run(&req), HIFC_OK);
+    CHECK_EQ(submit_and_wait(ns, &req, 1), HIFC_OK);
     memset(one, 0, VALUE);
     struct hifc_ticket *ticket;
     req = request(HIFC_OP_GET, first, 1);
@@ -68,13 +59,13 @@ TEST(a_pool_waits_for_its_own_requests_alone)
     CHECK_EQ(one[VALUE - 1], 7);
     hifc_ticket_free(ticket);
     req = request(HIFC_OP_GET, first, 1);
-    CHECK_EQ(run(&req), -EINVAL);
+    CHECK_EQ(submit_and_wait(ns, &req, 1), -EINVAL);
     CHECK_EQ(hifc_pool_unregister(ns, first), -EINVAL);
     /* Its number is free again, and counts from nothing. */
     CHECK_EQ(hifc_pool_register(ns, other, VALUE, &second), 0);
     CHECK_EQ(second, first);
     req = request(HIFC_OP_GET, second, 1);
-    CHECK_EQ(run(&req), HIFC_OK);
+    CHECK_EQ(submit_and_wait(ns, &req, 1), HIFC_OK);
     CHECK_EQ(hifc_pool_unregister(ns, second), 0);
     CHECK_EQ(hifc_close(ns), 0);
     free(one);
@@ -87,14 +78,14 @@ TEST(what_was_refused_is_not_waited_for)
     uint8_t *memory;
     uint32_t pool = add(&memory);
     struct hifc_req req = request(HIFC_OP_GET, pool, 9);
-    CHECK_EQ(run(&req), HIFC_MISS);
+    CHECK_EQ(submit_and_wait(ns, &req, 1), HIFC_MISS);
     req.length = VALUE + 1;
     req.op = HIFC_OP_PUT;
-    CHECK_EQ(run(&req), -EINVAL);
+    CHECK_EQ(submit_and_wait(ns, &req, 1), -EINVAL);
     req.op = 99;
-    CHECK_EQ(run(&req), -EINVAL);
+    CHECK_EQ(submit_and_wait(ns, &req, 1), -EINVAL);
     req = request(HIFC_OP_GET, UINT32_MAX, 9);
-    CHECK_EQ(run(&req), HIFC_MISS);
+    CHECK_EQ(submit_and_wait(ns, &req, 1), HIFC_MISS);
     CHECK_EQ(hifc_pool_unregister(ns, pool), 0);
     CHECK_EQ(hifc_close(ns), 0);
     free(memory);
@@ -113,7 +104,7 @@ static void *use(void *argument)
     while (!atomic_load(&stop)) {
         struct hifc_req req = request(HIFC_OP_GET, atomic_load(&known), 1);
         if (req.pool) {
-            int status = run(&req);
+            int status = submit_and_wait(ns, &req, 1);
             CHECK(status == HIFC_OK || status == -EINVAL);
             atomic_fetch_add(&reads, status == HIFC_OK);
         }
@@ -129,7 +120,7 @@ TEST(memory_is_nobodys_once_it_was_taken_back)
     uint8_t *memory;
     uint32_t pool = add(&memory);
     struct hifc_req req = request(HIFC_OP_PUT, pool, 1);
-    CHECK_EQ(run(&req), HIFC_OK);
+    CHECK_EQ(submit_and_wait(ns, &req, 1), HIFC_OK);
     atomic_store(&known, pool);
     for (unsigned i = 0; i < 2; i++) {
         CHECK_EQ(pthread_create(&threads[i], NULL, use, NULL), 0);

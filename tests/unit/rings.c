@@ -3,7 +3,7 @@
  * rings.c - request rings of a namespace: descriptors become verified reads, in both driving modes.
  * Inline, nothing happens until somebody polls, so what is under way at a time is known.
  */
-#include "check.h"
+#include "submit.h"
 
 #include <errno.h>
 #include <stdbool.h>
@@ -47,14 +47,10 @@ static int put(uint32_t n, uint32_t length, uint32_t parts)
 {
     struct hifc_req req = {.op = HIFC_OP_PUT, .key = key_of(n), .buffer_offset = at,
                            .length = length, .part_count = parts};
-    struct hifc_ticket *ticket;
     for (uint32_t i = 0; i < length; i++) {
         pool[at + i] = byte_of(n, i);
     }
-    CHECK_EQ(hifc_submit(ns, &req, 1, &ticket), 0);
-    CHECK_EQ(hifc_ticket_wait(ticket, 10000000), 1);
-    hifc_ticket_free(ticket);
-    return req.status;
+    return submit_and_wait(ns, &req, 1);
 }
 
 static void open_ring(uint32_t slots)
@@ -392,11 +388,7 @@ TEST(a_full_ring_loses_prefetches_and_no_demand_read)
     CHECK_EQ(stats().prefetch_overflowed, 13);
     struct hifc_req req = {.op = HIFC_OP_GET, .key = key_of(2), .length = VALUE,
                            .buffer_offset = at + 128 * 4096};
-    struct hifc_ticket *ticket;
-    CHECK_EQ(hifc_submit(ns, &req, 1, &ticket), 0);
-    CHECK_EQ(hifc_ticket_wait(ticket, 10000000), 1);
-    hifc_ticket_free(ticket);
-    CHECK_EQ(req.status, HIFC_OK);
+    CHECK_EQ(submit_and_wait(ns, &req, 1), HIFC_OK);
     check_bytes(2, 128, 0, VALUE);
     for (uint32_t i = 0; i < SLOTS; i++) {
         CHECK(answer(i) == HIFC_OK || answer(i) == HIFC_RING_DUPLICATE);
@@ -576,11 +568,7 @@ TEST(a_demand_read_overtakes)
     /* The only operation that there is for requests has not gone to a prefetch. */
     struct hifc_req req = {.op = HIFC_OP_GET, .key = key_of(COUNT), .length = LARGE,
                            .buffer_offset = at + COUNT * LARGE};
-    struct hifc_ticket *ticket;
-    CHECK_EQ(hifc_submit(ns, &req, 1, &ticket), 0);
-    CHECK_EQ(hifc_ticket_wait(ticket, 10000000), 1);
-    hifc_ticket_free(ticket);
-    CHECK_EQ(req.status, HIFC_OK);
+    CHECK_EQ(submit_and_wait(ns, &req, 1), HIFC_OK);
     uint32_t before = 0;
     for (uint32_t i = 0; i < COUNT; i++) {
         before += status(i) != HIFC_RING_WAITING;
