@@ -47,13 +47,7 @@ static int arc_grow(struct policy *p, uint32_t ids)
 
 static void move(struct arc *c, uint32_t id, uint8_t to)
 {
-    if (c->in[id] != OUT) {
-        list_remove(&c->links, &c->lists[c->in[id]], id);
-    }
-    c->in[id] = to;
-    if (to != OUT) {
-        list_push_head(&c->links, &c->lists[to], id);
-    }
+    list_move(&c->links, c->lists, c->in, id, to);
 }
 
 static void arc_hit(struct policy *p, uint32_t id)

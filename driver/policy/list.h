@@ -67,4 +67,17 @@ static inline void list_remove(struct links *l, struct list *list, uint32_t id)
     list->count--;
 }
 
+/* Between numbered lists, to the head of `to`: in[id] is the one that id is in, 0 for none. */
+static inline void list_move(struct links *l, struct list *lists, uint8_t *in, uint32_t id,
+                             uint8_t to)
+{
+    if (in[id]) {
+        list_remove(l, &lists[in[id]], id);
+    }
+    in[id] = to;
+    if (to) {
+        list_push_head(l, &lists[to], id);
+    }
+}
+
 #endif

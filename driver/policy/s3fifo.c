@@ -51,14 +51,8 @@ static int s3fifo_grow(struct policy *p, uint32_t ids)
 
 static void move(struct s3fifo *c, uint32_t id, uint8_t to)
 {
-    if (c->in[id] != OUT) {
-        list_remove(&c->links, &c->queues[c->in[id]], id);
-    }
-    c->in[id] = to;
     c->queued[id] = ++c->moves;
-    if (to != OUT) {
-        list_push_head(&c->links, &c->queues[to], id);
-    }
+    list_move(&c->links, c->queues, c->in, id, to);
 }
 
 static void s3fifo_hit(struct policy *p, uint32_t id)
