@@ -257,13 +257,20 @@ int hifc_pools_alloc(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *of
     return 0;
 }
 
+/* Whether a buffer that was taken begins there. Mutex held. */
+static bool starts_buffer(const struct hifc_pools *pools, uint64_t offset)
+{
+    uint64_t page = offset / PAGE_BYTES;
+    return offset % PAGE_BYTES == 0 && page < pools->page_count &&
+           pools->pages[page].state == TAKEN;
+}
+
 int hifc_pools_free(struct hifc_pools *pools, uint64_t offset)
 {
     uint64_t page = offset / PAGE_BYTES;
     bool valid = false;
     pthread_mutex_lock(&pools->mutex);
-    if (offset % PAGE_BYTES == 0 && page < pools->page_count &&
-        pools->pages[page].state == TAKEN) {
+    if (starts_buffer(pools, offset)) {
         pools->used_bytes -= (uint64_t)pools->pages[page].count * PAGE_BYTES;
         give_back(pools, (uint32_t)page);
         valid = true;
@@ -325,8 +332,7 @@ int hifc_pools_take_back(struct hifc_pools *pools, uint64_t offset)
     uint64_t first = offset / PAGE_BYTES;
     bool lent = false;
     pthread_mutex_lock(&pools->mutex);
-    if (offset % PAGE_BYTES == 0 && first < pools->page_count &&
-        pools->pages[first].state == TAKEN) {
+    if (starts_buffer(pools, offset)) {
         lent = all_lent(pools, first, first);
         if (lent) {
             mark_lent(pools, first, pools->pages[first].count, false);
