@@ -88,13 +88,8 @@ HIFC_KERNEL(hifc_digest_scores, DIGEST_THREADS, DigestScoresArgs)
     const u32 seen = args.length - args.count + 1 + work.query; // tokens that this query may see
 
     HIFC_PHASE (t) {
-        for (u32 i = t; i < work.heads * args.dim; i += DIGEST_THREADS) {
-            const u32 h = i / args.dim, channel = i % args.dim;
-            query[h][channel] = load_item(args.queries,
-                                          work.query * args.query_stride +
-                                              (work.first_head + h) * args.head_stride + channel,
-                                          args.query_type);
-        }
+        load_queries<DIGEST_THREADS>(query, args.queries, args.query_type, args.query_stride,
+                                     args.head_stride, work, args.dim, t);
     }
     HIFC_PHASE (t) {
         const u32 place = work.tile * BOUND_BLOCKS + t / BOUND_LANES;

@@ -75,6 +75,19 @@ HIFC_DEVICE Work work_of(u32 index, u32 tiles, u32 query_heads, u32 kv_heads)
                 min_of(HEADS_AT_ONCE, group - chunk), index % tiles};
 }
 
+// Thread t's share of reading the work's query heads, as 32-bit floats. Strides in items.
+template <u32 THREADS, u32 WIDTH>
+HIFC_DEVICE void load_queries(float (&into)[HEADS_AT_ONCE][WIDTH], const void *queries, u32 type,
+                              i64 query_stride, i64 head_stride, const Work &work, u32 dim, u32 t)
+{
+    for (u32 i = t; i < work.heads * dim; i += THREADS) {
+        const u32 h = i / dim, channel = i % dim;
+        into[h][channel] = load_item(
+            queries, work.query * query_stride + (work.first_head + h) * head_stride + channel,
+            type);
+    }
+}
+
 } // namespace hifc
 
 #endif

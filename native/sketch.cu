@@ -182,13 +182,8 @@ HIFC_KERNEL(hifc_sketch_scores, SCORE_THREADS, SketchScoresArgs)
     const u32 first_cell = work.tile * SCORE_CELLS;
 
     HIFC_PHASE (t) {
-        for (u32 i = t; i < work.heads * args.dim; i += SCORE_THREADS) {
-            const u32 h = i / args.dim, channel = i % args.dim;
-            wide[h][channel] = load_item(args.queries,
-                                         work.query * args.query_stride +
-                                             (work.first_head + h) * args.head_stride + channel,
-                                         args.type);
-        }
+        load_queries<SCORE_THREADS>(wide, args.queries, args.type, args.query_stride,
+                                    args.head_stride, work, args.dim, t);
     }
     HIFC_PHASE (t) {
         if (t < work.heads) {
