@@ -233,7 +233,7 @@ class HiFC(Residency, Scoped):
     # ---- models
 
     def cache(self, model_config: Any, max_tokens: int, **options: Any) -> HiFCCache:
-        """A KV cache for model.generate(past_key_values=cache) of transformers, in this namespace.
+        """A KV cache for model.generate(cache=cache) of transformers, in this namespace.
 
         model_config: the model's. max_tokens: prompt and new tokens together, less one. options:
         those of HiFCCache; resident, slots, block_tokens and salt come from the configuration
