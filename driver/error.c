@@ -200,7 +200,8 @@ static const char *advice(int code, uint8_t sct, uint8_t sc)
         return sc == 0x81 ? "these blocks are lost; if there are more, replace the device"
                           : "look at the device's health log and consider replacing it";
     }
-    if (sct == SCT_PATH || (sct == SCT_GENERIC && (sc == 0x08 || sc == 0x22))) {
+    if (code == -ENODEV || sct == SCT_PATH ||
+        (sct == SCT_GENERIC && (sc == 0x08 || sc == 0x22))) {
         return "the controller or the way to it is gone: check cabling, target and kernel log, "
                "then open it again";
     }

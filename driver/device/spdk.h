@@ -16,6 +16,7 @@
 #ifndef HIFC_DEVICE_SPDK_H
 #define HIFC_DEVICE_SPDK_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -53,9 +54,17 @@ struct hifc_spdk_device {
     bool read_only;
     struct hifc_spdk_lock lock;
     int64_t reset_after_ms; /* no reset before; see spdk_controller.c */
+    /* The kernel asks us to let the drive go, because somebody unplugs it. It still works. */
+    _Atomic bool is_leaving;
+    uint32_t leave_polls; /* of the admin thread since then */
     struct hifc_spdk_kept kept[HIFC_SPDK_KEPT_MAX];
     struct hifc_spdk_device *next; /* of all open ones, see spdk_watch.c */
 };
+
+static inline bool hifc_spdk_is_leaving(const struct hifc_spdk_device *device)
+{
+    return atomic_load_explicit(&device->is_leaving, memory_order_relaxed);
+}
 
 /* ---- spdk_uri.c ---- */
 int hifc_spdk_target_parse(const struct hifc_uri *uri, struct hifc_spdk_target *out);
@@ -94,8 +103,6 @@ int hifc_spdk_watch(struct hifc_spdk_device *device);
 void hifc_spdk_unwatch(struct hifc_spdk_device *device);
 /* A drive that was torn out: its registers read as ones. */
 bool hifc_spdk_is_gone(const struct hifc_spdk_device *device);
-/* One that is gone, or that the kernel asks us to let go because somebody unplugs it. */
-bool hifc_spdk_is_leaving(const struct hifc_spdk_device *device);
 
 /* ---- spdk_admin.c ---- */
 /* Whether the controller answers; one that does not is failed. */

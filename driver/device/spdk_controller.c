@@ -66,10 +66,6 @@ static int reset(struct hifc_spdk_device *device)
 /* Brings a failed controller back. */
 static int revive(struct hifc_spdk_device *device)
 {
-    if (hifc_spdk_is_leaving(device)) {
-        return hifc_fail(-ENODEV, "%s: the drive was unplugged; close the namespace, then put the "
-                         "drive back, bind and open it", device->target.where);
-    }
     int rc = probe(device);
     if (rc) {
         return rc;
@@ -85,6 +81,10 @@ static int revive(struct hifc_spdk_device *device)
 
 static int ensure_alive(struct hifc_spdk_device *device)
 {
+    if (hifc_spdk_is_leaving(device) || hifc_spdk_is_gone(device)) {
+        return hifc_fail(-ENODEV, "%s: the drive was unplugged; close the namespace, then put the "
+                         "drive back, bind and open it", device->target.where);
+    }
     return spdk_nvme_ctrlr_is_failed(device->ctrlr) ? revive(device) : hifc_spdk_ping(device);
 }
 

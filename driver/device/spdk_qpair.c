@@ -59,12 +59,21 @@ static void release(struct hifc_spdk_qpair *qpair)
     }
 }
 
+/* A drive that leaves finishes what it has; its controller is failed where that takes too long. */
+static bool leaves_at_work(const struct hifc_spdk_qpair *qpair)
+{
+    return qpair->qpair && qpair->pieces > 0 &&
+           hifc_spdk_is_leaving((const struct hifc_spdk_device *)qpair->base.device);
+}
+
 static int lose(struct hifc_spdk_qpair *qpair, int code)
 {
     struct hifc_spdk_device *device = (struct hifc_spdk_device *)qpair->base.device;
     qpair->lost = code;
     if (qpair->qpair) {
-        bool stopped = hifc_spdk_qpair_disconnect(device, qpair->qpair);
+        /* Other queue pairs of a drive that leaves may be at work: no reset without need. */
+        bool stopped = (qpair->pieces == 0 && hifc_spdk_is_leaving(device)) ||
+                       hifc_spdk_qpair_disconnect(device, qpair->qpair);
         if (stopped && qpair->pieces == 0 &&
             hifc_spdk_qpair_keep(device, qpair->qpair, qpair->entries)) {
             qpair->qpair = NULL;
@@ -98,7 +107,7 @@ int hifc_spdk_poll(struct hifc_qpair *base)
     if (spdk_unlikely(qpair->ready.head != NULL)) {
         deliver(qpair);
     }
-    if (spdk_unlikely(qpair->lost)) {
+    if (spdk_unlikely(qpair->lost && !leaves_at_work(qpair))) {
         return lose(qpair, qpair->lost);
     }
     int rc = spdk_nvme_qpair_process_completions(qpair->qpair, 0);

@@ -242,7 +242,8 @@ uint32_t hifc_spdk_submit(struct hifc_qpair *base, struct hifc_io *const *ios, u
     qpair->now_ms = hifc_spdk_clock_ms();
     /* SPDK would hold commands back for when the queue pair is connected again. */
     if (!qpair->lost &&
-        spdk_nvme_qpair_get_failure_reason(qpair->qpair) != SPDK_NVME_QPAIR_FAILURE_NONE) {
+        (hifc_spdk_is_leaving((const struct hifc_spdk_device *)base->device) ||
+         spdk_nvme_qpair_get_failure_reason(qpair->qpair) != SPDK_NVME_QPAIR_FAILURE_NONE)) {
         qpair->lost = -ENODEV;
     }
     while (taken < count && take(qpair, ios[taken])) {

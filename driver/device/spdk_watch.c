@@ -7,12 +7,17 @@
  * that broke and a drive that leaves. It is not pinned, all signals are blocked in it, and it runs
  * as long as there is a device.
  *
+ * A drive that somebody unplugs in order still works until we let it go. Its queue pairs take
+ * nothing more then, and it finishes what it has: nothing that it did is told as an error, and it
+ * is not reset with commands in hand. Only one that does not finish is failed.
+ *
  * list_mutex guards the list that it walks and is held while it polls. Who adds and removes devices
  * sees to it that only one thread does so at a time (spdk_controller.c).
  */
 #define _GNU_SOURCE /* pthread_setname_np */
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -21,6 +26,7 @@
 #include "error.h"
 
 #define WATCH_POLL_MS 100
+#define LEAVE_POLLS 50u /* that a drive which leaves may take to finish its commands: 5 s */
 
 static pthread_mutex_t list_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t list_changed;
@@ -35,23 +41,27 @@ bool hifc_spdk_is_gone(const struct hifc_spdk_device *device)
            spdk_nvme_ctrlr_get_regs_csts(device->ctrlr).raw == 0xffffffffu;
 }
 
-bool hifc_spdk_is_leaving(const struct hifc_spdk_device *device)
+/* Notes that the kernel asks for the drive. True once it has had the time that it gets. */
+static bool overstays(struct hifc_spdk_device *device)
 {
-    return hifc_spdk_is_gone(device) ||
-           (device->target.pcie &&
-            spdk_pci_device_is_removed(spdk_nvme_ctrlr_get_pci_device(device->ctrlr)));
+    if (!device->target.pcie ||
+        !spdk_pci_device_is_removed(spdk_nvme_ctrlr_get_pci_device(device->ctrlr))) {
+        return false;
+    }
+    atomic_store_explicit(&device->is_leaving, true, memory_order_relaxed);
+    return ++device->leave_polls > LEAVE_POLLS;
 }
 
-/* A controller that leaves, or whose admin queue is gone, is failed, so that queue pairs notice at
- * their next poll. */
+/* A controller that is gone, whose admin queue is, or that leaves and does not get done, is failed,
+ * so that queue pairs notice at their next poll. */
 static void tend(struct hifc_spdk_device *device)
 {
     struct spdk_nvme_ctrlr *ctrlr = device->ctrlr;
     if (spdk_nvme_ctrlr_is_failed(ctrlr)) {
         return;
     }
-    bool lost = hifc_spdk_is_leaving(device) ||
-                spdk_nvme_ctrlr_process_admin_completions(ctrlr) < 0;
+    bool lost = hifc_spdk_is_gone(device) ||
+                spdk_nvme_ctrlr_process_admin_completions(ctrlr) < 0 || overstays(device);
     if (lost && !spdk_nvme_ctrlr_is_failed(ctrlr)) {
         spdk_nvme_ctrlr_fail(ctrlr);
     }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,17 +41,8 @@ def qmp() -> Iterator[Qmp]:
 
 @pytest.fixture(scope="session")
 def addresses(qmp: Qmp) -> dict[str, str]:
-    """The bdf of each drive by its name, as QEMU knows it: whichever driver has it."""
-    found = {}
-
-    def walk(devices: list[dict[str, Any]]) -> None:
-        for device in devices:
-            found[device["qdev_id"]] = "0000:{bus:02x}:{slot:02x}.{function}".format(**device)
-            walk(device.get("pci_bridge", {}).get("devices", []))
-
-    for bus in qmp.command("query-pci"):
-        walk(bus["devices"])
-    return found
+    """The bdf of each drive by its name, as QEMU knows it."""
+    return qmp.addresses()
 
 
 @pytest.fixture

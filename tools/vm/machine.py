@@ -153,6 +153,6 @@ def device(spec: DriveSpec) -> dict[str, object]:
     (nvme-ns) could not be plugged in again: its bus takes none at run time."""
     return {
         "driver": "nvme", "id": spec.name, "serial": spec.serial, "bus": f"port-{spec.name}",
-        "drive": f"{spec.name}-disk",
+        "drive": f"{spec.name}-disk", "share-rw": True,  # see Qmp.wait_unplugged
         "logical_block_size": spec.lba_bytes, "physical_block_size": spec.lba_bytes,
     }  # fmt: skip
