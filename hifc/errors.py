@@ -18,9 +18,14 @@ _COMMANDS = {0x00: "flush", 0x01: "write", 0x02: "read", 0x09: "deallocate"}
 
 
 class HiFCError(Exception):
-    """Base of all errors of HiFC. `code` is the negative errno of libhifc, or 0."""
+    """Base of all errors of HiFC.
+
+    code: the negative errno of libhifc, or 0; fix: what to do about it where libhifc says so, which
+    stands in the message as well.
+    """
 
     code: int = 0
+    fix: str = ""
 
 
 class DeviceError(HiFCError):
@@ -164,6 +169,8 @@ def error_of(code: int, detail: Detail | None, *, doing: str, where: str = "") -
     text = known.message or os.strerror(-code)
     error = _classify(code, known, f"{doing}{place}: {text} [{_name(code)}]", doing, where)
     error.code = code
+    # The driver says what failed, then what to do.
+    error.fix = error.fix or known.message.partition("; ")[2]
     return error
 
 
@@ -189,8 +196,7 @@ def _classify(code: int, known: Detail, message: str, doing: str, where: str) ->
         case errno.EBUSY:
             return DeviceBusy(message, holders=_holders(known.message))
         case errno.EPERM | errno.EACCES:
-            # The driver says what failed, then what to do.
-            return NotPermitted(message, fix=known.message.partition("; ")[2] or known.message)
+            return NotPermitted(message)
         case errno.EROFS:
             return NotPermitted(message, fix="open the namespace without read_only")
         case errno.ESHUTDOWN:

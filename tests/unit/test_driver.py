@@ -144,9 +144,11 @@ def test_errno_to_exception(code: int, doing: str, kind: type[HiFCError]) -> Non
 
 
 def test_details_reach_the_exception() -> None:
-    detail = Detail(-errno.EIO, sct=2, sc=0x81, opcode=2, lba=77, blocks=8, message="read failed")
+    text = "read failed; wait"
+    detail = Detail(-errno.EIO, sct=2, sc=0x81, opcode=2, lba=77, blocks=8, message=text)
     error = error_of(-errno.EIO, detail, doing="get")
     assert isinstance(error, DeviceError)
+    assert (str(error), error.fix) == ("get: read failed; wait [EIO]", "wait")
     assert (error.sct, error.sc, error.command, error.lba, error.blocks) == (2, 0x81, "read", 77, 8)
     busy = error_of(
         -errno.EBUSY,

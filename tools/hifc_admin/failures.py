@@ -37,25 +37,33 @@ def failure_of(error: Exception, subject: str) -> Failure:
         fix = "if nothing there is needed any more, repeat with --force"
         return Failure(Exit.REFUSED, Problem("occupied", subject, str(error), fix=fix))
     if isinstance(error, errors.HiFCError) and error.code == -errno.ENOENT:
-        return Failure(Exit.FAILED, Problem("not-found", subject, str(error)))
+        detail, fix = _texts(error, error.fix)
+        return Failure(Exit.FAILED, Problem("not-found", subject, detail, fix=fix))
     if isinstance(error, errors.DeviceError) and (error.sct, error.sc) in _SANITIZE:
         code, fix = _SANITIZE[error.sct, error.sc]
         return Failure(Exit.FAILED, Problem(code, subject, str(error), fix=fix))
     for kind, code, exit_code in _CODES:
         if isinstance(error, kind):
-            return Failure(exit_code, Problem(code, subject, str(error), fix=_fix(error, subject)))
+            detail, fix = _texts(error, _fix(error, subject))
+            return Failure(exit_code, Problem(code, subject, detail, fix=fix))
     raise error
 
 
+def _texts(error: Exception, fix: str) -> tuple[str, str]:
+    """Detail and fix. What libhifc says has both."""
+    text = str(error)
+    return (text.replace(f"; {fix}", "", 1) if fix else text), fix
+
+
 def _fix(error: Exception, subject: str) -> str:
-    if isinstance(error, errors.NotPermitted):
-        return error.fix
     if isinstance(error, errors.DeviceBusy) and error.holders:
         owner = f" (process {', '.join(map(str, error.holders))})"
         stats = f"hifc-admin stats {shlex.quote(subject)}"
         return f"ask the process that owns it{owner}: {stats}, or stop it first"
     if isinstance(error, errors.BufferExhausted) and subject.startswith("spdk"):
         return "hifc-admin hugepages shows them; --count N reserves more"
+    if isinstance(error, errors.HiFCError):
+        return error.fix
     if isinstance(error, PermissionError):
         return "run it as root, or as a user who may"
     if isinstance(error, ConnectionRefusedError):
