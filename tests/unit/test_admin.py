@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,6 +72,32 @@ def test_wrong_usage(admin: Shell, words: list[str]) -> None:
     code, document = admin.json(*words)
     assert code == Exit.USAGE
     assert document["problems"][0]["detail"]
+
+
+def test_help_shows_what_the_verb_honours(admin: Shell) -> None:
+    for verb, honoured in (("format", True), ("info", False)):
+        verb_help = subprocess.check_output(
+            [sys.executable, "-m", "hifc_admin.main", verb, "--help"], text=True, timeout=60
+        )
+        assert ("--dry-run" in verb_help) == honoured
+    assert admin("info", "ram://x", "--dry-run") == Exit.USAGE
+    assert "info has no --dry-run" in admin.err
+
+
+def test_advice_of_the_library_is_the_fix(admin: Shell, tmp_path: Path) -> None:
+    _, document = admin.json("info", f"file://{tmp_path}/none/x")
+    problem = document["problems"][0]
+    assert "check the path" in problem["fix"]
+    assert problem["fix"] not in problem["detail"]
+
+
+def test_a_checkout_has_no_version(monkeypatch: pytest.MonkeyPatch, admin: Shell) -> None:
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert admin("info") == Exit.USAGE
+    assert "URI" in admin.err
 
 
 def test_a_ram_device_is_not_formatted(admin: Shell) -> None:

@@ -53,6 +53,13 @@ EXIT_CODES = """exit codes:
   5  a privilege or something this needs is missing"""
 
 
+def _version() -> str:
+    try:
+        return importlib.metadata.version("hifc")
+    except importlib.metadata.PackageNotFoundError:
+        return "of a checkout that is not installed"
+
+
 def make_parser() -> Parser:
     parser = Parser(
         prog="hifc-admin",
@@ -60,9 +67,7 @@ def make_parser() -> Parser:
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--version", action="version", version=f"hifc-admin {importlib.metadata.version('hifc')}"
-    )
+    parser.add_argument("--version", action="version", version=f"hifc-admin {_version()}")
     add_common_options(parser, is_verb=False)
     verbs = parser.add_subparsers(
         metavar="VERB", dest="verb", required=True, parser_class=Parser, title="verbs"

@@ -44,11 +44,17 @@ def _folder(written: str) -> str:
     return written
 
 
-def add_common_options(parser: argparse.ArgumentParser, *, is_verb: bool) -> None:
-    """Those that stand before or after the verb: SUPPRESS keeps what stood before it."""
+def add_common_options(
+    parser: argparse.ArgumentParser, *, is_verb: bool, honours: tuple[str, ...] = ALL_OPTIONS
+) -> None:
+    """Those that stand before or after the verb: SUPPRESS keeps what stood before it. Help shows
+    only those that the verb honours; the others are known, so as to be refused by name."""
 
     def default(value: object) -> object:
         return argparse.SUPPRESS if is_verb else value
+
+    def text(name: str, written: str) -> str:
+        return written if name in honours else argparse.SUPPRESS
 
     parser.add_argument(
         "--json",
@@ -60,14 +66,14 @@ def add_common_options(parser: argparse.ArgumentParser, *, is_verb: bool) -> Non
         "--dry-run",
         action="store_true",
         default=default(False),
-        help="check everything and show the steps; change nothing",
+        help=text("dry_run", "check everything and show the steps; change nothing"),
     )
     parser.add_argument(
         "--sysroot",
         metavar="DIR",
         type=_folder,
         default=default("/"),
-        help="look at the files below DIR instead of at this host (default: /)",
+        help=text("sysroot", "look at the files below DIR instead of at this host (default: /)"),
     )
 
 
@@ -87,7 +93,7 @@ def add_verb(
         description=summary[0].upper() + summary[1:] + ".",
         epilog=f"example: {example}",
     )
-    add_common_options(parser, is_verb=True)
+    add_common_options(parser, is_verb=True, honours=honours)
     parser.set_defaults(run=run, honours=honours)
     return parser
 
