@@ -29,12 +29,12 @@ from hifc.errors import (
     NotSupported,
 )
 from hifc.gdrcopy import GdrCopyProvider
+from hifc.kernels import Backend, backend
 from hifc.memory import Buffer, ByteArray, Span, memory_of
 from hifc.units import format_size, page_up
 
 if TYPE_CHECKING:
     from hifc.handle import Handle
-    from hifc.kernels import Backend
 
 KINDS = ("auto", "gpu", "pinned", "host")
 # Schemes of devices whose transfers may go to a BAR: a drive by DMA, memory by the CPU's copy. The
@@ -72,10 +72,12 @@ class Staging:
             f"staging of {self._handle.uri} is {self}: no GPU sees it; set staging to gpu or pinned"
         )
 
-    def gpu_array(self, array: Buffer, where: Backend) -> Any:
+    def gpu_array(self, array: Buffer, where: Backend | None = None) -> Any:
         """The same memory as a CuPy array, uint8 of shape (bytes,), that keeps `array`: what pack
-        writes to, unpack and checksums read, with no copy. NotSupported: no GPU sees it, or the
-        kernels of `where` run on the host, which take `array` itself."""
+        writes to, unpack and checksums read, with no copy. where: as elsewhere, by default
+        kernels.backend(). NotSupported: no GPU sees it, or the kernels run on the host, which take
+        `array` itself."""
+        where = where or backend()
         if where.name != "cuda":
             raise NotSupported(f"kernels run on {where.name} ({where.reason}): give them the array")
         size = memory_of(array).size_bytes
