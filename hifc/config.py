@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,27 @@ from hifc.checking import text
 from hifc.errors import ConfigError
 from hifc.units import format_size, parse_size
 
-_Check = Callable[[str, object], Any]
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a setting may be: in words, and the function that checks and converts it."""
+
+    allowed: str
+    check: Callable[[str, object], Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting, in words."""
+
+    name: str
+    default: str  # as in YAML
+    allowed: str
+    meaning: str
+
+    def row(self) -> str:
+        """Of a table in Markdown."""
+        return f"| `{self.name}` | `{self.default}` | {self.allowed} | {self.meaning} |"
 
 
 def _boolean(name: str, value: object) -> bool:
@@ -30,24 +51,33 @@ def _boolean(name: str, value: object) -> bool:
     raise ConfigError(f"{name}: {value!r} is no boolean; write true or false{hint}")
 
 
-def _text(name: str, value: object) -> str:
-    return text(name, value)
+def _hex(name: str, value: object) -> str:
+    written = text(name, value)
+    try:
+        length = len(bytes.fromhex(written))
+    except ValueError:
+        raise ConfigError(f"{name}: {written!r} is not hexadecimal") from None
+    if length > 64:
+        raise ConfigError(f"{name}: {length} bytes, at most 64 fit")
+    return written
 
 
-def _size(name: str, value: object) -> int:
-    return parse_size(value, name)
+_BOOLEAN = _Kind("true, false", _boolean)
+_TEXT = _Kind("a text", text)
+_HEX = _Kind("up to 64 bytes in hexadecimal", _hex)
+_SIZE = _Kind("a size", lambda name, value: parse_size(value, name))
 
 
-def _count(least: int, most: int) -> _Check:
+def _count(least: int, most: int) -> _Kind:
     def check(name: str, value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise ConfigError(f"{name}: {value!r} is no whole number from {least} to {most}")
         return value
 
-    return check
+    return _Kind(f"{least} to {most}", check)
 
 
-def _number(least: float, most: float) -> _Check:
+def _number(least: float, most: float) -> _Kind:
     def check(name: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{name}: {value!r} is no number from {least} to {most}")
@@ -55,35 +85,29 @@ def _number(least: float, most: float) -> _Check:
             raise ConfigError(f"{name}: {value!r} is not from {least} to {most}")
         return float(value)
 
-    return check
+    return _Kind(f"{least} to {most}", check)
 
 
-def _choice(*allowed: str) -> _Check:
+def _choice(*allowed: str) -> _Kind:
     def check(name: str, value: object) -> str:
         if isinstance(value, str) and value in allowed:
             return value
         off = " (YAML reads a bare off or no as false: quote it)" if value is False else ""
         raise ConfigError(f"{name}: {value!r} is none of {', '.join(allowed)}{off}")
 
-    return check
+    return _Kind(", ".join(allowed), check)
 
 
-def _hex(name: str, value: object) -> str:
-    text = _text(name, value)
-    try:
-        length = len(bytes.fromhex(text))
-    except ValueError:
-        raise ConfigError(f"{name}: {text!r} is not hexadecimal") from None
-    if length > 64:
-        raise ConfigError(f"{name}: {length} bytes, at most 64 fit")
-    return text
-
-
-def _setting(default: Any, check: _Check, *, size: bool = False, key: str = "") -> Any:
-    return dataclasses.field(default=default, metadata={"check": check, "size": size, "key": key})
+def _setting(default: Any, kind: _Kind, meaning: str, *, key: str = "") -> Any:
+    metadata = {"kind": kind, "meaning": meaning, "key": key}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 MiB = 1 << 20
+_ADMISSIONS = _choice("always", "second_use", "budget")
+_ALGORITHMS = _choice("zlib", "zstd", "lz4")
+_POLICIES = _choice("default", "return_time", "frequency", "lru", "lfu", "arc", "s3fifo")
+_SHARE = _number(0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -91,68 +115,124 @@ class Config:
     """Settings of HiFC. `Config.load` takes a Config, a mapping or the path of a YAML file."""
 
     # ---- device and namespace
-    device: str = _setting("", _text)  # URI, e.g. file:///var/lib/hifc/kv?size=8GiB
-    format: str = _setting("never", _choice("never", "if_missing", "always"))
-    segment_size: int = _setting(0, _size, size=True)  # at format; 0: chosen by device size
-    label: str = _setting("", _text)
-    read_only: bool = _setting(False, _boolean)
-    drive: str = _setting("reactor", _choice("reactor", "inline"))
-    pool_size: int = _setting(0, _size, size=True)  # buffer pool; 0: what the budgets below need
-    queue_depth: int = _setting(128, _count(1, 65535))
-    requests_max: int = _setting(8192, _count(1, 1 << 20))
-    batch_inflight: int = _setting(4, _count(1, 32))
-    batch_size_max: int = _setting(8 * MiB, _size, size=True)
-    index_entries_max: int = _setting(0, _count(0, 1 << 32))  # 0: by capacity
-    command_timeout_ms: int = _setting(30000, _count(1, 3_600_000))
-    spin_us: int = _setting(50, _count(0, 1_000_000))
-    owner_socket: bool = _setting(True, _boolean)
-    # ---- what is written
-    admission: str = _setting("always", _choice("always", "second_use", "budget"))
-    write_budget_per_day: int = _setting(0, _size, size=True)  # admission: budget
-    reinsert_percent: int = _setting(5, _count(0, 100))  # of accepted bytes
-    enable_compression: bool = _setting(False, _boolean)
-    compression_algorithm: str = _setting("zlib", _choice("zlib", "zstd", "lz4"))
-    compression_level: int = _setting(1, _count(0, 22))
-    # ---- what stays in memory
-    memory_budget: int = _setting(256 * MiB, _size, size=True)  # of resident blocks
-    memory_reserved: int = _setting(0, _size, size=True)  # part of the budget that stays free
-    host_tier_bytes: int = _setting(0, _size, size=True)  # tier before flash; 0: off
-    hot_ratio: float = _setting(0.30, _number(0.0, 1.0))  # where it starts
-    hot_ratio_min: float = _setting(0.05, _number(0.0, 1.0))
-    hot_ratio_max: float = _setting(0.95, _number(0.0, 1.0))
-    hit_rate_target: float = _setting(0.90, _number(0.0, 1.0))
-    watermark: float = _setting(0.15, _number(0.0, 1.0))  # free memory below it starts offload
-    policy: str = _setting(
-        "default", _choice("default", "return_time", "frequency", "lru", "lfu", "arc", "s3fifo")
+    device: str = _setting("", _TEXT, "URI, such as file:///var/lib/hifc/kv?size=8GiB")
+    format: str = _setting(
+        "never",
+        _choice("never", "if_missing", "always"),
+        "whether opening lays a namespace; always: on each start, what was there is lost",
     )
-    decay_lambda: float = _setting(0.1, _number(0.0, 1e6), key="lambda")  # 1/s
+    segment_size: int = _setting(
+        0, _SIZE, "at format: a power of two from 256KiB to 256MiB; 0: by the size of the device"
+    )
+    label: str = _setting("", _TEXT, "at format: what `info` shows")
+    read_only: bool = _setting(False, _BOOLEAN, "nothing is written")
+    drive: str = _setting(
+        "reactor",
+        _choice("reactor", "inline"),
+        "who moves requests: a thread of its own, or whoever waits for them",
+    )
+    pool_size: int = _setting(
+        0, _SIZE, "buffer pool, locked memory; 0: what the budgets of memory need"
+    )
+    queue_depth: int = _setting(128, _count(1, 65535), "commands in flight of each queue pair")
+    requests_max: int = _setting(8192, _count(1, 1 << 20), "requests in flight")
+    batch_inflight: int = _setting(4, _count(1, 32), "batches of values that are written at a time")
+    batch_size_max: int = _setting(8 * MiB, _SIZE, "of one batch")
+    index_entries_max: int = _setting(
+        0, _count(0, 1 << 32), "entries that the index has room for; 0: by capacity"
+    )
+    command_timeout_ms: int = _setting(
+        30000, _count(1, 3_600_000), "after which a command of the device counts as lost"
+    )
+    spin_us: int = _setting(
+        50, _count(0, 1_000_000), "that the reactor polls with nothing to do before it sleeps"
+    )
+    owner_socket: bool = _setting(
+        True, _BOOLEAN, "answer `hifc-admin top`, `stats` and `smart` while open"
+    )
+    # ---- what is written
+    admission: str = _setting(
+        "always", _ADMISSIONS, "which values of class reuse are written at all"
+    )
+    write_budget_per_day: int = _setting(0, _SIZE, "for `admission: budget`, which needs one")
+    reinsert_percent: int = _setting(
+        5, _count(0, 100), "of the bytes accepted: what cleaning may write again to keep it"
+    )
+    enable_compression: bool = _setting(False, _BOOLEAN, "of blocks that `HiFC` stores")
+    compression_algorithm: str = _setting("zlib", _ALGORITHMS, "which")
+    compression_level: int = _setting(1, _count(0, 22), "of that algorithm")
+    # ---- what stays in memory
+    memory_budget: int = _setting(256 * MiB, _SIZE, "of resident blocks")
+    memory_reserved: int = _setting(0, _SIZE, "part of the budget that stays free")
+    host_tier_bytes: int = _setting(
+        0, _SIZE, "a tier in ordinary memory that blocks go to before flash; 0: none"
+    )
+    hot_ratio: float = _setting(0.30, _SHARE, "of the blocks: where control of the ratio starts")
+    hot_ratio_min: float = _setting(0.05, _SHARE, "its lower bound")
+    hot_ratio_max: float = _setting(0.95, _SHARE, "its upper bound")
+    hit_rate_target: float = _setting(0.90, _SHARE, "that it aims at")
+    watermark: float = _setting(0.15, _SHARE, "of the budget: less free than that starts offload")
+    policy: str = _setting("default", _POLICIES, "which blocks leave memory first")
+    decay_lambda: float = _setting(
+        0.1, _number(0.0, 1e6), "decay of `policy: frequency`, in 1/s", key="lambda"
+    )
     # ---- how it moves
-    swap_batch_size: int = _setting(8, _count(1, 1024))  # blocks that move together
-    swap_buffer_size: int = _setting(32 * MiB, _size, size=True)  # pool memory for moves
-    prefetch_degree: int = _setting(2, _count(0, 1024))  # blocks ahead
-    prefetch_window: int = _setting(3, _count(2, 64))
-    staging: str = _setting("auto", _choice("auto", "gpu", "pinned", "host"))
+    swap_batch_size: int = _setting(8, _count(1, 1024), "blocks that move together")
+    swap_buffer_size: int = _setting(32 * MiB, _SIZE, "pool memory for moves")
+    prefetch_degree: int = _setting(2, _count(0, 1024), "blocks ahead; 0: none")
+    prefetch_window: int = _setting(3, _count(2, 64), "steps that the trend looks at")
+    staging: str = _setting(
+        "auto",
+        _choice("auto", "gpu", "pinned", "host"),
+        "where bytes wait between flash and attention; auto: the best that is there",
+    )
     # ---- blocks and models
-    block_tokens: int = _setting(256, _count(1, 65536))
-    resident_ratio: float = _setting(0.25, _number(0.0, 1.0))  # transformers: of all KV
-    staging_layers: int = _setting(2, _count(2, 64))  # transformers: rotating layers
-    save_prefix: bool = _setting(False, _boolean)  # transformers: keep prefixes for reuse
-    load_or_recompute: str = _setting("auto", _choice("auto", "load", "recompute"))  # a prefix
-    salt: str = _setting("", _hex)  # of this tenant's keys, hexadecimal
-    attention: str = _setting("exact", _choice("exact", "sparse"))  # transformers
+    block_tokens: int = _setting(256, _count(1, 65536), "tokens of a block")
+    resident_ratio: float = _setting(
+        0.25, _SHARE, "transformers: of all KV, what is in memory at a time"
+    )
+    staging_layers: int = _setting(
+        2, _count(2, 64), "transformers: layers that rotate through staging"
+    )
+    save_prefix: bool = _setting(False, _BOOLEAN, "transformers: keep prefixes for reuse")
+    load_or_recompute: str = _setting(
+        "auto",
+        _choice("auto", "load", "recompute"),
+        "a stored prefix; auto: whichever is measured to be faster",
+    )
+    salt: str = _setting("", _HEX, "of this tenant's keys: other salts do not find them")
+    attention: str = _setting(
+        "exact", _choice("exact", "sparse"), "transformers: to all blocks, or to those that matter"
+    )
     # ---- sparse attention: see SparseSettings of hifc/sparse_plan.py
-    sparse_block_tokens: int = _setting(0, _count(0, 65536))  # 0: the shortest that suit
-    sparse_sink_tokens: int = _setting(16, _count(0, 65536))  # attended to whatever the query
-    sparse_recent_tokens: int = _setting(32, _count(0, 65536))  # likewise
-    sparse_sketch: str = _setting("4bit", _choice("4bit", "digest"))  # of the keys; or cheaper
-    sparse_missed_max: float = _setting(0.1, _number(0.0, 1.0))  # of attention; then it widens
-    sparse_resident_max: float = _setting(0.5, _number(0.0, 1.0))  # of all KV; then it is exact
-    sparse_prefetch_degree: int = _setting(0, _count(0, 65536))  # blocks of a head; 0: none
-    sparse_check_every: int = _setting(16, _count(0, 1 << 20))  # steps; 0: no exact checks
+    sparse_block_tokens: int = _setting(
+        0, _count(0, 65536), "tokens of a block there; 0: the shortest that suit"
+    )
+    sparse_sink_tokens: int = _setting(
+        16, _count(0, 65536), "first tokens, attended to whatever the query"
+    )
+    sparse_recent_tokens: int = _setting(
+        32, _count(0, 65536), "last tokens, attended to whatever the query"
+    )
+    sparse_sketch: str = _setting(
+        "4bit", _choice("4bit", "digest"), "of the keys, to choose by; digest is cheaper and worse"
+    )
+    sparse_missed_max: float = _setting(
+        0.1, _SHARE, "of the attention; where more is missed, more blocks are read"
+    )
+    sparse_resident_max: float = _setting(
+        0.5, _SHARE, "of all KV; where that is not enough it becomes exact"
+    )
+    sparse_prefetch_degree: int = _setting(
+        0, _count(0, 65536), "blocks ahead of each head by the trend; 0: none"
+    )
+    sparse_check_every: int = _setting(
+        16, _count(0, 1 << 20), "steps between two comparisons with exact attention; 0: never"
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = field.metadata["check"](_key(field), getattr(self, field.name))
+            value = field.metadata["kind"].check(_key(field), getattr(self, field.name))
             object.__setattr__(self, field.name, value)
         self._relations()
 
@@ -242,7 +322,7 @@ class Config:
     def to_mapping(self) -> dict[str, Any]:
         """All settings by name; sizes as texts."""
         return {
-            _key(field): format_size(value) if field.metadata["size"] else value
+            _key(field): format_size(value) if field.metadata["kind"] is _SIZE else value
             for field in dataclasses.fields(self)
             for value in (getattr(self, field.name),)
         }
@@ -250,6 +330,16 @@ class Config:
     def to_yaml(self) -> str:
         """A YAML text that from_yaml reads back to an equal configuration."""
         return yaml.safe_dump(self.to_mapping(), sort_keys=False)
+
+    @classmethod
+    def settings(cls) -> list[Setting]:
+        """All of them in words: docs/settings.md."""
+        defaults = cls().to_mapping()
+        fields = {_key(field): field.metadata for field in dataclasses.fields(cls)}
+        return [
+            Setting(name, json.dumps(defaults[name]), data["kind"].allowed, data["meaning"])
+            for name, data in fields.items()
+        ]
 
     def replace(self, **changes: Any) -> Config:
         """A copy with some settings changed, checked again."""

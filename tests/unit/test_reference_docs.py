@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hifc-admin's manual page, completions and help: nothing that the parser knows is missing."""
+"""The manual page, completions, help and table of settings: nothing that the code knows is
+missing."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from hifc import Config
 from hifc_admin.main import make_parser
 
 DOCS = Path(__file__).parents[2] / "docs"
-REMEDY = "run tools/admin_docs"
+REMEDY = "run tools/reference_docs"
 
 
 def verbs() -> dict[str, argparse.ArgumentParser]:
@@ -76,3 +78,8 @@ def test_man_has_nothing_to_say_against_the_page() -> None:
 def test_help_has_an_example(name: str) -> None:
     text = verbs()[name].format_help()
     assert f"example: hifc-admin {name}" in " ".join(text.split())
+
+
+def test_the_table_of_settings_is_the_configuration() -> None:
+    rows = re.findall(r"^\| `.*$", (DOCS / "settings.md").read_text(), flags=re.M)
+    assert rows == [setting.row() for setting in Config.settings()], REMEDY
