@@ -219,10 +219,10 @@ class KVBlock:
     weight: float = 0.0  # decayed frequency, set just before a policy is asked
     access_count: int = 0
     last_access: float = 0.0  # by the policy's clock, seconds
-    resident: bool = False  # its bytes are in memory
+    resident: bool = False  # its bytes are in the pool
     on_flash: bool = False  # its bytes are on flash
     hot: bool = True  # by the classifier's split, set just before a policy is asked
-    memory: Any = field(default=None, repr=False, compare=False)  # pool memory of a resident block
+    memory: Any = field(default=None, repr=False, compare=False)  # of the pool, or the host tier
 
     @property
     def held_bytes(self) -> int:

@@ -20,6 +20,7 @@ from hifc.blocks import BlockTable, KVBlock
 from hifc.checking import items, whole
 from hifc.config import Config
 from hifc.errors import ConfigError, InvalidRequest
+from hifc.host_tier import HostTier
 from hifc.policy import HiFCPolicy
 from hifc.prefetch import HiFCPrefetcher
 from hifc.publish import Publisher
@@ -111,7 +112,7 @@ class HiFC(Residency, Scoped):
     def load(self, key: Any) -> Any | None:
         """The tensor that was stored under key, in memory of its own, or None.
 
-        A block that is on flash comes back and is resident again.
+        A block that is on flash or in the host tier comes back and is resident again.
         """
         name = key_bytes(key)
         with self._lock:
@@ -133,7 +134,8 @@ class HiFC(Residency, Scoped):
                     self.metrics.add("prefetch_hit")
                 self.policy.access(block)
                 return codec.decode(block.memory)
-            memory = self._bring_back(block)
+            climbs = name in self.tier
+            memory = self._climb(block) if climbs else self._bring_back(block)
             if memory is None:
                 self._forget(block)
                 self.metrics.add("miss")
@@ -158,7 +160,8 @@ class HiFC(Residency, Scoped):
         name = key_bytes(key)
         with self._lock:
             block = self.blocks.get(name)
-            return (block is not None and block.resident) or self.namespace.exists(name)
+            here = block is not None and block.memory is not None
+            return here or self.namespace.exists(name)
 
     def prefetch(self, keys: Sequence[Any]) -> int:
         """Starts to bring blocks back from flash ahead of their use; returns how many.
@@ -210,19 +213,22 @@ class HiFC(Residency, Scoped):
             return self.ahead.observe(self.prefetcher, attn_weights, names, self.blocks)
 
     def offload(self) -> int:
-        """Moves every resident block to flash; returns how many left memory."""
+        """Moves every block that is in memory to flash; returns how many left."""
         with self._lock:
             count = 0
             size = self.config.swap_batch_size
-            while batch := policies.coldest(self.policy, self.blocks.residents(), size):
-                self._swap_out(batch)
+            while batch := (
+                self.tier.blocks()[:size]
+                or policies.coldest(self.policy, self.blocks.residents(), size)
+            ):
+                self._swap_out(batch, to_flash=True)
                 count += len(batch)
             return count
 
     def sync(self) -> None:
-        """What is resident and of class reuse goes to flash, too, and survives a crash."""
+        """What is in memory and of class reuse goes to flash, too, and survives a crash."""
         with self._lock:
-            self._write([b for b in self.blocks.residents() if b.cls == "reuse"])
+            self._write(self._keepers())
             self.namespace.sync()
 
     @property
@@ -279,16 +285,17 @@ class HiFC(Residency, Scoped):
     # ---- the end
 
     def close(self) -> None:
-        """Writes resident blocks of class reuse, then closes the namespace. Idempotent."""
+        """Writes what is in memory and of class reuse, then closes the namespace. Idempotent."""
         self._publisher.stop()
         with self._lock:
             try:
                 if not self.namespace.closed:
                     for name in list(self._prefetches):
                         self._await_prefetch(name)
-                    self._write([b for b in self.blocks.residents() if b.cls == "reuse"])
+                    self._write(self._keepers())
             finally:
                 self.blocks = BlockTable()
+                self.tier = HostTier(0)
                 try:
                     self.ahead.close()
                 finally:

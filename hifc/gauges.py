@@ -45,6 +45,7 @@ def register(engine: HiFC) -> None:
     """Adds them to the engine's metrics."""
     gauge = engine.metrics.gauge
     gauge("resident_bytes", "Bytes of resident blocks", lambda: engine.blocks.resident_bytes)
+    gauge("host_tier_bytes", "Bytes in the host tier", lambda: engine.tier.used_bytes)
     gauge("blocks", "Blocks known", lambda: len(engine.blocks))
     gauge("hot_ratio", "Share of blocks kept hot", lambda: engine.classifier.hot_ratio)
     gauge("prefetch_landings", "Room for prefetched blocks", lambda: engine.ahead.landings)

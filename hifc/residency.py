@@ -4,6 +4,7 @@
 A stored tensor is copied once, into pool memory, from where the device reads it; a loaded one is
 copied once, out of it. Resident blocks never exceed `memory_budget - memory_reserved`; once less
 than the watermark of that is free, `swap_batch_size` blocks at a time leave with one submission.
+With a host tier (hifc/host_tier.py) they go there, and flash gets what has to leave it for them.
 
 Not thread-safe: HiFC calls all of it under its lock.
 """
@@ -24,6 +25,7 @@ from hifc.calls import DELAY_MAX_S, DELAY_MIN_S, RETRY_WAIT_S
 from hifc.classifier import HotColdClassifier
 from hifc.config import Config
 from hifc.errors import BackPressure, BufferExhausted, FormatError, NoSpace
+from hifc.host_tier import HostTier
 from hifc.memory import ByteArray
 from hifc.metrics import Metrics
 from hifc.opening import open_namespace
@@ -49,6 +51,7 @@ class Residency:
             hit_rate_target=config.hit_rate_target,
             watermark=config.watermark,
         )
+        self.tier = HostTier(config.host_tier_bytes)
         self.metrics = Metrics()
         self._compression = (
             codec.compression(config.compression_algorithm) if config.enable_compression else None
@@ -133,26 +136,55 @@ class Residency:
 
     # ---- to flash
 
-    def _swap_out(self, blocks: list[KVBlock]) -> None:
-        """All of them leave memory, with one submission of those that are not on flash yet."""
-        self.metrics.add("dropped_blocks", sum(block.on_flash for block in blocks))
-        self._write(blocks)
-        for block in blocks:
-            if block.key in self._prefetched:
-                self._prefetched.discard(block.key)
-                self.metrics.add("prefetch_wasted")
-            self.blocks.set_resident(block, None)
-            self.policy.leave([block])
-            self.metrics.add("swap_out_blocks")
-            self.metrics.add("swap_out_bytes", block.size_bytes)
-            if not block.on_flash:  # admission declined it: it is gone
-                self._forget(block)
-            elif block.cls == "reuse":
-                self._absent[block.key] = None
+    def _swap_out(self, blocks: list[KVBlock], to_flash: bool = False) -> None:
+        """All of them leave the pool: for the host tier, unless to_flash. What does not fit there,
+        or leaves it for them, goes to flash, with one submission of what is not there yet."""
+        down = [] if to_flash else self.tier.share(blocks)
+        names = {block.key for block in down}
+        out = self.tier.overflow(down, self.config.swap_batch_size)
+        out += [block for block in blocks if block.key not in names]
+        self.metrics.add("dropped_blocks", sum(block.on_flash for block in out))
+        self._write(out)
+        for block in out:
+            self._depart(block)
+        for block in down:
+            memory = block.memory
+            self._leave_pool(block)
+            self.tier.put(block, memory)
+            self.ahead.changed(block)
+            self.metrics.add("host_tier_in_blocks")
+            self.metrics.add("host_tier_in_bytes", block.size_bytes)
         while len(self._absent) > ABSENT_MAX:
             oldest = self.blocks.get(next(iter(self._absent)))
             assert oldest is not None
             self._forget(oldest)
+
+    def _leave_pool(self, block: KVBlock) -> None:
+        if block.key in self._prefetched:
+            self._prefetched.discard(block.key)
+            self.metrics.add("prefetch_wasted")
+        self.blocks.set_resident(block, None)
+        self.policy.leave([block])
+
+    def _depart(self, block: KVBlock) -> None:
+        """Its bytes leave memory, after _write."""
+        if block.resident:
+            self._leave_pool(block)
+        else:
+            self.tier.drop(block)
+            block.memory = None
+            self.ahead.changed(block)
+        self.metrics.add("swap_out_blocks")
+        self.metrics.add("swap_out_bytes", block.size_bytes)
+        if not block.on_flash:  # admission declined it: it is gone
+            self._forget(block)
+        elif block.cls == "reuse":
+            self._absent[block.key] = None
+
+    def _keepers(self) -> list[KVBlock]:
+        """What is in memory, and to survive the process."""
+        held = [*self.blocks.residents(), *self.tier.blocks()]
+        return [block for block in held if block.cls == "reuse"]
 
     def _write(self, blocks: list[KVBlock]) -> None:
         """Puts what is not on flash yet, one submission a class. Raises if one cannot be written;
@@ -230,6 +262,20 @@ class Residency:
         self._returned(block, memory)
         return memory
 
+    def _climb(self, block: KVBlock) -> ByteArray:
+        """Copies a block of the host tier into the pool, where it stays."""
+        self.tier.drop(block)  # so that making room does not send it to flash
+        try:
+            memory = self._room(block.size_bytes)
+        except BaseException:
+            self.tier.restore(block)
+            raise
+        memory[:] = block.memory
+        self.blocks.set_resident(block, memory)
+        self.metrics.add("host_tier_hit")
+        self.metrics.add("host_tier_hit_bytes", block.size_bytes)
+        return memory
+
     def _room_for(self, block: KVBlock) -> ByteArray:
         if block.key in self._absent:  # the newest of them, so that making room keeps it
             self._absent[block.key] = self._absent.pop(block.key)
@@ -305,9 +351,9 @@ class Residency:
             self.namespace.delete(name)
 
     def _is_here(self, name: bytes) -> bool:
-        """In memory, or on its way there by `prefetch`."""
+        """In the pool, on its way there by `prefetch`, or in the host tier."""
         block = self.blocks.get(name)
-        return name in self._prefetches or (block is not None and block.resident)
+        return name in self._prefetches or (block is not None and block.memory is not None)
 
     def _spare(self) -> int:
         """What is left of swap_buffer_size."""
@@ -315,6 +361,7 @@ class Residency:
 
     def _forget(self, block: KVBlock) -> None:
         self.ahead.drop(block.key)
+        self.tier.drop(block)
         self.policy.remove(block)
         self.blocks.remove(block.key)
         self._prefetched.discard(block.key)
