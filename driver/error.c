@@ -202,8 +202,8 @@ static const char *advice(int code, uint8_t sct, uint8_t sc)
     }
     if (code == -ENODEV || sct == SCT_PATH ||
         (sct == SCT_GENERIC && (sc == 0x08 || sc == 0x22))) {
-        return "the controller or the way to it is gone: check cabling, target and kernel log, "
-               "then open it again";
+        return "the controller or the way to it is gone, or the drive was unplugged: close it, check "
+               "cabling, target and kernel log, then open it again";
     }
     if (sct == SCT_GENERIC && sc == 0x80) {
         return "the device is smaller than it was: check that it is the right one";

@@ -20,6 +20,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <time.h>
 
 #include <spdk/env.h>
 #include <spdk/nvme.h>
@@ -54,16 +55,22 @@ struct hifc_spdk_device {
     bool read_only;
     struct hifc_spdk_lock lock;
     int64_t reset_after_ms; /* no reset before; see spdk_controller.c */
-    /* The kernel asks us to let the drive go, because somebody unplugs it. It still works. */
-    _Atomic bool is_leaving;
-    uint32_t leave_polls; /* of the admin thread since then */
+    _Atomic uint32_t leaving_since_ms; /* 0: it stays; see spdk_watch.c */
     struct hifc_spdk_kept kept[HIFC_SPDK_KEPT_MAX];
     struct hifc_spdk_device *next; /* of all open ones, see spdk_watch.c */
 };
 
+static inline uint32_t hifc_spdk_clock_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    return (uint32_t)((uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000);
+}
+
+/* Whether the kernel asks us to let the drive go, because somebody unplugs it. It still works. */
 static inline bool hifc_spdk_is_leaving(const struct hifc_spdk_device *device)
 {
-    return atomic_load_explicit(&device->is_leaving, memory_order_relaxed);
+    return atomic_load_explicit(&device->leaving_since_ms, memory_order_relaxed) != 0;
 }
 
 /* ---- spdk_uri.c ---- */
@@ -103,6 +110,10 @@ int hifc_spdk_watch(struct hifc_spdk_device *device);
 void hifc_spdk_unwatch(struct hifc_spdk_device *device);
 /* A drive that was torn out: its registers read as ones. */
 bool hifc_spdk_is_gone(const struct hifc_spdk_device *device);
+/* Asks SPDK whether the kernel wants it back, so that is_leaving tells. */
+bool hifc_spdk_note_leaving(struct hifc_spdk_device *device);
+/* Whether a drive that leaves still has time to finish its commands. */
+bool hifc_spdk_may_finish(const struct hifc_spdk_device *device);
 
 /* ---- spdk_admin.c ---- */
 /* Whether the controller answers; one that does not is failed. */

@@ -81,7 +81,7 @@ static int revive(struct hifc_spdk_device *device)
 
 static int ensure_alive(struct hifc_spdk_device *device)
 {
-    if (hifc_spdk_is_leaving(device) || hifc_spdk_is_gone(device)) {
+    if (hifc_spdk_note_leaving(device) || hifc_spdk_is_gone(device)) {
         return hifc_fail(-ENODEV, "%s: the drive was unplugged; close the namespace, then put the "
                          "drive back, bind and open it", device->target.where);
     }

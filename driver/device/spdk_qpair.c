@@ -59,11 +59,11 @@ static void release(struct hifc_spdk_qpair *qpair)
     }
 }
 
-/* A drive that leaves finishes what it has; its controller is failed where that takes too long. */
+/* Lost because the drive leaves, which still finishes what it has. */
 static bool leaves_at_work(const struct hifc_spdk_qpair *qpair)
 {
     return qpair->qpair && qpair->pieces > 0 &&
-           hifc_spdk_is_leaving((const struct hifc_spdk_device *)qpair->base.device);
+           hifc_spdk_may_finish((const struct hifc_spdk_device *)qpair->base.device);
 }
 
 static int lose(struct hifc_spdk_qpair *qpair, int code)

@@ -8,8 +8,6 @@
 #ifndef HIFC_DEVICE_SPDK_QPAIR_H
 #define HIFC_DEVICE_SPDK_QPAIR_H
 
-#include <time.h>
-
 #include "device/spdk.h"
 
 struct hifc_spdk_list {
@@ -64,13 +62,6 @@ static inline bool hifc_spdk_piece_remove(struct hifc_io *io)
 static inline struct hifc_spdk_qpair *hifc_spdk_qpair_of(const struct hifc_io *io)
 {
     return (struct hifc_spdk_qpair *)(uintptr_t)io->device_private[3];
-}
-
-static inline uint32_t hifc_spdk_clock_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-    return (uint32_t)((uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000);
 }
 
 static inline struct hifc_io *hifc_spdk_link(const struct hifc_io *io, unsigned which)

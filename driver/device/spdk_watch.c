@@ -9,7 +9,7 @@
  *
  * A drive that somebody unplugs in order still works until we let it go. Its queue pairs take
  * nothing more then, and it finishes what it has: nothing that it did is told as an error, and it
- * is not reset with commands in hand. Only one that does not finish is failed.
+ * is not reset with commands in hand. A queue pair whose commands take over LEAVE_MS is lost.
  *
  * list_mutex guards the list that it walks and is held while it polls. Who adds and removes devices
  * sees to it that only one thread does so at a time (spdk_controller.c).
@@ -26,7 +26,7 @@
 #include "error.h"
 
 #define WATCH_POLL_MS 100
-#define LEAVE_POLLS 50u /* that a drive which leaves may take to finish its commands: 5 s */
+#define LEAVE_MS 5000u
 
 static pthread_mutex_t list_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t list_changed;
@@ -41,27 +41,34 @@ bool hifc_spdk_is_gone(const struct hifc_spdk_device *device)
            spdk_nvme_ctrlr_get_regs_csts(device->ctrlr).raw == 0xffffffffu;
 }
 
-/* Notes that the kernel asks for the drive. True once it has had the time that it gets. */
-static bool overstays(struct hifc_spdk_device *device)
+bool hifc_spdk_note_leaving(struct hifc_spdk_device *device)
 {
-    if (!device->target.pcie ||
-        !spdk_pci_device_is_removed(spdk_nvme_ctrlr_get_pci_device(device->ctrlr))) {
-        return false;
+    if (!hifc_spdk_is_leaving(device) && device->target.pcie &&
+        spdk_pci_device_is_removed(spdk_nvme_ctrlr_get_pci_device(device->ctrlr))) {
+        uint32_t now_ms = hifc_spdk_clock_ms();
+        atomic_store_explicit(&device->leaving_since_ms, now_ms ? now_ms : 1,
+                              memory_order_relaxed);
     }
-    atomic_store_explicit(&device->is_leaving, true, memory_order_relaxed);
-    return ++device->leave_polls > LEAVE_POLLS;
+    return hifc_spdk_is_leaving(device);
 }
 
-/* A controller that is gone, whose admin queue is, or that leaves and does not get done, is failed,
- * so that queue pairs notice at their next poll. */
+bool hifc_spdk_may_finish(const struct hifc_spdk_device *device)
+{
+    uint32_t since_ms = atomic_load_explicit(&device->leaving_since_ms, memory_order_relaxed);
+    return since_ms != 0 && hifc_spdk_clock_ms() - since_ms < LEAVE_MS;
+}
+
+/* A controller that is gone, or whose admin queue is, is failed, so that queue pairs notice at
+ * their next poll. */
 static void tend(struct hifc_spdk_device *device)
 {
     struct spdk_nvme_ctrlr *ctrlr = device->ctrlr;
+    (void)hifc_spdk_note_leaving(device);
     if (spdk_nvme_ctrlr_is_failed(ctrlr)) {
         return;
     }
     bool lost = hifc_spdk_is_gone(device) ||
-                spdk_nvme_ctrlr_process_admin_completions(ctrlr) < 0 || overstays(device);
+                spdk_nvme_ctrlr_process_admin_completions(ctrlr) < 0;
     if (lost && !spdk_nvme_ctrlr_is_failed(ctrlr)) {
         spdk_nvme_ctrlr_fail(ctrlr);
     }
