@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "device/spdk.h"
 #include "error.h"
@@ -25,8 +26,15 @@
 #define RESET_PAUSE_MS 20000             /* after one that failed */
 #define QUEUE_ENTRIES_MAX 4096u
 #define QPAIR_NUMBERS_MAX 16u /* tried for one queue pair */
+#define ATTACH_TRIES 10u
+#define ATTACH_PAUSE_MS 100
+
+/* Of DPDK's rte_memory.h; what its VFIO code registers, by its name there. */
+int rte_mem_event_callback_unregister(const char *name, void *argument);
+#define DPDK_VFIO_CALLBACK "vfio_mem_event_clb"
 
 static pthread_mutex_t control_mutex = PTHREAD_MUTEX_INITIALIZER;
+static uint32_t pcie_attached; /* devices; control_mutex */
 
 static int64_t now_ms(void)
 {
@@ -109,8 +117,8 @@ static int fail_connect(const struct hifc_spdk_target *target)
     if (target->pcie && strstr(hifc_spdk_log_text(), "Cannot allocate memory") &&
         getrlimit(RLIMIT_MEMLOCK, &locked) == 0 && locked.rlim_cur != RLIM_INFINITY) {
         return hifc_fail(-EPERM, "%s: this user may lock %llu bytes of memory, and all that a drive "
-                         "is to reach counts: raise it by LimitMEMLOCK=infinity in a service's "
-                         "unit, or hifc-admin install and a new login; ulimit -l shows it",
+                         "is to reach counts; raise it by LimitMEMLOCK=infinity in a service's "
+                         "unit, or hifc-admin install and a new login (ulimit -l shows it)",
                          target->where, (unsigned long long)locked.rlim_cur);
     }
     if (target->pcie && strstr(hifc_spdk_log_text(), "Permission denied")) {
@@ -128,19 +136,44 @@ static int fail_connect(const struct hifc_spdk_target *target)
                      target->where, hifc_spdk_log_text());
 }
 
-int hifc_spdk_connect(struct hifc_spdk_device *device)
+/* Whether VFIO refused the drive itself, as it does while the kernel still holds its lock: for a
+ * moment after it was plugged in or bound. DPDK then leaves a callback behind on account of which
+ * it would refuse every later drive of this process. */
+static bool was_locked(const struct hifc_spdk_target *target)
+{
+    if (!target->pcie || !strstr(hifc_spdk_log_text(), "Getting a vfio_dev_fd")) {
+        return false;
+    }
+    if (!pcie_attached) {
+        (void)rte_mem_event_callback_unregister(DPDK_VFIO_CALLBACK, NULL);
+    }
+    return true;
+}
+
+static int attach(struct hifc_spdk_device *device)
 {
     struct spdk_nvme_ctrlr_opts opts;
-    pthread_mutex_lock(&control_mutex);
-    int rc = probe(device);
-    if (!rc) {
-        fill_opts(&device->target, &opts);
+    fill_opts(&device->target, &opts);
+    for (uint32_t tries = 0; tries < ATTACH_TRIES; tries++) {
         hifc_spdk_log_clear();
         device->ctrlr = spdk_nvme_connect(&device->target.trid, &opts, sizeof(opts));
-        if (!device->ctrlr) {
-            rc = fail_connect(&device->target);
+        if (device->ctrlr) {
+            pcie_attached += device->target.pcie;
+            return 0;
         }
+        if (!was_locked(&device->target)) {
+            break;
+        }
+        usleep(ATTACH_PAUSE_MS * 1000);
     }
+    return fail_connect(&device->target);
+}
+
+int hifc_spdk_connect(struct hifc_spdk_device *device)
+{
+    pthread_mutex_lock(&control_mutex);
+    int rc = probe(device);
+    rc = rc ? rc : attach(device);
     if (!rc) {
         rc = hifc_spdk_watch(device);
         /* Another device may have connected it before, and it may have failed since. */
@@ -165,6 +198,7 @@ void hifc_spdk_disconnect(struct hifc_spdk_device *device)
     free_kept(device);
     spdk_nvme_detach(device->ctrlr);
     device->ctrlr = NULL;
+    pcie_attached -= device->target.pcie;
     pthread_mutex_unlock(&control_mutex);
 }
 

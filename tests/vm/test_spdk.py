@@ -6,7 +6,9 @@ from __future__ import annotations
 import mmap
 import os
 import signal
+import subprocess
 from pathlib import Path
+from subprocess import PIPE
 
 import numpy as np
 import pytest
@@ -167,6 +169,21 @@ def test_a_second_process_is_refused(bound: Drive) -> None:
 
 
 # ---- faults
+
+
+def test_a_drive_that_the_kernel_has_locked_is_waited_for(bound: Drive) -> None:
+    """As it is for a moment after it was plugged in. A reset through sysfs holds the lock, too."""
+    Namespace.format(bound.uri, segment_size=SEGMENT, force=True)
+    reset = subprocess.Popen(["dd", f"of={bound.pci.path}/reset", "status=none"], stdin=PIPE)
+    assert reset.stdin is not None
+    reset.stdin.write(b"1")
+    reset.stdin.close()
+    state = Path(f"/proc/{reset.pid}/stat")
+    wait_until(lambda: state.read_text().split()[2] in "DZ", "a reset that sleeps with the lock")
+    with Namespace.open(bound.uri) as ns:
+        assert reset.wait(timeout=0) == 0
+        store(ns)
+        assert_stored(ns)
 
 
 def test_a_failing_drive_is_a_device_error(small: Drive, qmp: Qmp) -> None:
