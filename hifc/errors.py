@@ -169,8 +169,8 @@ def error_of(code: int, detail: Detail | None, *, doing: str, where: str = "") -
     text = known.message or os.strerror(-code)
     error = _classify(code, known, f"{doing}{place}: {text} [{_name(code)}]", doing, where)
     error.code = code
-    # The driver says what failed, then what to do.
-    error.fix = error.fix or known.message.partition("; ")[2]
+    # The driver says what failed, then what to do; names and what SPDK said may hold "; ".
+    error.fix = known.message.rpartition("; ")[2] if "; " in known.message else error.fix
     return error
 
 

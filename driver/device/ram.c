@@ -204,7 +204,7 @@ static int ram_open(const struct hifc_uri *uri, unsigned flags, struct hifc_devi
         return rc;
     }
     if (!*uri->target && !size_bytes) {
-        return hifc_fail(-EINVAL, "ram device: give its size, e.g. ram://?size=1GiB");
+        return hifc_fail(-EINVAL, "ram device: no size; give one, e.g. ram://?size=1GiB");
     }
     if (strlen(uri->target) > RAM_NAME_MAX) {
         return hifc_fail(-EINVAL, "ram device: the name is longer than %u bytes", RAM_NAME_MAX);

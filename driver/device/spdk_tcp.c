@@ -110,7 +110,7 @@ static int shake_hands(const struct hifc_spdk_target *target, int fd, int64_t en
     }
     if (got < sizeof(answer) || answer[0] != PDU_IC_RESP) {
         return hifc_fail(-ENODEV, "%s: what answers there does not speak NVMe/TCP; check the port "
-                         "(4420 is customary; a discovery service is no target)", target->where);
+                         "(4420 is customary, a discovery service is no target)", target->where);
     }
     return 0;
 }

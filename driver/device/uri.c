@@ -86,7 +86,7 @@ int hifc_uri_parse(const char *text, struct hifc_uri *out)
     memcpy(out->text, text ? text : "", length);
     char *separator = strstr(out->text, "://");
     if (!separator || separator == out->text) {
-        return hifc_fail(-EINVAL, "'%.200s' is no device URI: it must look like "
+        return hifc_fail(-EINVAL, "'%.200s' is no device URI; it must look like "
                          "scheme://target?name=value, e.g. file:///var/lib/hifc.img?size=8GiB",
                          text ? text : "(null)");
     }

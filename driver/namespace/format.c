@@ -55,7 +55,7 @@ static int check_options(const struct hifc_device *device, const struct hifc_for
     if (segment != 0 && (segment < HIFC_SEGMENT_SIZE_MIN_BYTES ||
                          segment > HIFC_SEGMENT_SIZE_MAX_BYTES || (segment & (segment - 1)) != 0)) {
         return hifc_fail(-EINVAL,
-                         "segment_size_bytes is %" PRIu64 ": give a power of two from %u (256 KiB) "
+                         "segment_size_bytes is %" PRIu64 "; give a power of two from %u (256 KiB) "
                          "to %u (256 MiB), or 0 to have it chosen",
                          segment, HIFC_SEGMENT_SIZE_MIN_BYTES, HIFC_SEGMENT_SIZE_MAX_BYTES);
     }
@@ -96,7 +96,7 @@ static int choose_geometry(const struct hifc_device *device, const struct hifc_f
                        HIFC_SEGMENTS_MIN;
         return hifc_fail(-ENOSPC,
                          "%s has %" PRIu64 " bytes, too few for %u segments of %" PRIu64
-                         " bytes: the minimum is %" PRIu64 " bytes%s",
+                         " bytes; the minimum is %" PRIu64 " bytes%s",
                          device->uri, device->geometry.size_bytes, HIFC_SEGMENTS_MIN, segment,
                          size_for(segment, HIFC_SEGMENTS_MIN),
                          smaller ? ", or choose smaller segments" : "");
@@ -106,7 +106,7 @@ static int choose_geometry(const struct hifc_device *device, const struct hifc_f
                       HIFC_SEGMENTS_MAX;
         return hifc_fail(-EFBIG,
                          "%s has room for %" PRIu32 " segments of %" PRIu64 " bytes, the limit is "
-                         "%u: %s",
+                         "%u; %s",
                          device->uri, count, segment, HIFC_SEGMENTS_MAX,
                          larger ? "choose larger segments (0 = chosen by the device's size)"
                                 : "use a partition or drive namespace of at most 256 TiB");

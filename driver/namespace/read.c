@@ -345,9 +345,8 @@ static void quarantine(struct hifc_ns *ns, const struct ns_op *op, struct hifc_e
     error->lba = op->xfer.offset_bytes / error->lba_bytes;
     error->nlb = (uint32_t)(op->xfer.length_bytes / error->lba_bytes);
     snprintf(error->message, sizeof error->message,
-             "the stored value of %u bytes in segment %u at %u does not match its checksum; it was "
-             "quarantined and nothing was returned: delete the key, check the drive "
-             "(hifc-admin smart)",
+             "the stored value of %u bytes in segment %u at %u does not match its checksum, was "
+             "quarantined and not returned; delete the key, check the drive (hifc-admin smart)",
              op->length, op->segment, op->offset * HIFC_UNIT_BYTES);
 }
 

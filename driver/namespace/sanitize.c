@@ -129,12 +129,12 @@ static int wait_until_over(struct hifc_device *device, struct hifc_sanitize_stat
     while (!error && status->state == HIFC_SANITIZE_RUNNING) {
         unsigned percent = status->progress * 100 / 65536;
         if (watch && watch(status, argument) != 0) {
-            return hifc_fail(-ECANCELED, "%s: no longer waited for; the drive goes on with its "
+            return hifc_fail(-ECANCELED, "%s: no longer waited for, while the drive goes on with its "
                              "sanitize (%u %% done)", device->uri, percent);
         }
         if (now_ms() >= end_ms) {
-            return hifc_fail(-ETIMEDOUT, "%s: the sanitize still runs after %llu s (%u %% done); the "
-                             "drive goes on: sanitize it again to wait longer", device->uri,
+            return hifc_fail(-ETIMEDOUT, "%s: the sanitize still runs after %llu s (%u %% done), and "
+                             "goes on; sanitize it again to wait longer", device->uri,
                              (unsigned long long)wait_ms / 1000, percent);
         }
         struct timespec nap = {.tv_sec = poll_ms / 1000, .tv_nsec = poll_ms % 1000 * 1000000l};

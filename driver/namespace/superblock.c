@@ -152,7 +152,7 @@ static int check_geometry(struct hifc_blockio *io, const struct hifc_superblock 
     if (sb->size_bytes > device->geometry.size_bytes) {
         return hifc_fail(-EFBIG,
                          "%s: the namespace has %" PRIu64 " bytes, the device only %" PRIu64
-                         ": a truncated image, or the wrong device",
+                         "; it is a truncated image, or the wrong device: name the right one",
                          device->uri, sb->size_bytes, device->geometry.size_bytes);
     }
     uint64_t segment = sb->segment_size_bytes;

@@ -690,7 +690,7 @@ TEST(bad_uris_are_refused_with_the_fix)
     expect_open("FILE:///x", 0, -EINVAL, "no scheme");
     expect_open("floppy://a", 0, -EINVAL, hifc_schemes());
     expect_open("faulty+floppy://a", 0, -EINVAL, "unknown scheme");
-    expect_open("ram://", 0, -EINVAL, "give its size");
+    expect_open("ram://", 0, -EINVAL, "no size");
     expect_open("ram://nobody", 0, -ENOENT, "give size=");
     expect_open("ram://?size=1GiBs", 0, -EINVAL, "not a size");
     expect_open("ram://?size=-1", 0, -EINVAL, "not a size");

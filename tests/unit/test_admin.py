@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from admin_shell import Shell, code_of
+from hifc import Namespace
 from hifc.errors import BufferExhausted, DeviceBusy
 from hifc_admin import smart_log, target, text
 from hifc_admin.failures import failure_of
@@ -85,10 +86,23 @@ def test_help_shows_what_the_verb_honours(admin: Shell) -> None:
 
 
 def test_advice_of_the_library_is_the_fix(admin: Shell, tmp_path: Path) -> None:
-    _, document = admin.json("info", f"file://{tmp_path}/none/x")
+    _, document = admin.json("info", f"file://{tmp_path}/none; really/x")
     problem = document["problems"][0]
-    assert "check the path" in problem["fix"]
+    assert problem["fix"] == "format it first, giving its size, or check the path"
     assert problem["fix"] not in problem["detail"]
+    assert "none; really/x: no such file" in problem["detail"]
+
+
+def test_advice_that_is_replaced_is_not_in_the_detail(admin: Shell, uri: str, path: Path) -> None:
+    command = ["format", uri, "--confirm", str(path)]
+    assert admin(*command) == Exit.DONE
+    _, document = admin.json(*command)
+    problem = document["problems"][0]
+    assert problem["fix"] == "if nothing there is needed any more, repeat with --force"
+    assert ";" not in problem["detail"]
+    with Namespace.open(uri):
+        _, document = admin.json("fsck", uri)
+    assert ";" not in document["problems"][0]["detail"]
 
 
 def test_a_checkout_has_no_version(monkeypatch: pytest.MonkeyPatch, admin: Shell) -> None:
@@ -256,8 +270,9 @@ def test_a_dry_run_of_format_refuses_like_the_real_one(
     for option in ([], ["--dry-run"]):
         code, document = admin.json(*command, *option)
         assert code == expected, document
-        assert said in document["problems"][0]["detail"]
-        assert "ram://" not in document["problems"][0]["detail"]
+        problem = document["problems"][0]
+        assert said in problem["detail"] + problem["fix"]
+        assert "ram://" not in problem["detail"]
 
 
 def test_a_dry_run_of_format_refuses_what_is_there(admin: Shell, uri: str, path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from admin_shell import Shell
+from admin_shell import Shell, code_of
 from fake_host import PCI, Host
 from hifc.errors import DeviceBusy
 from hifc.namespace import Namespace
@@ -101,9 +101,21 @@ def test_a_failing_check_fails_the_verb(host: Host, on_host: Shell) -> None:
 
 def test_a_file_needs_no_huge_pages(host: Host, on_host: Shell) -> None:
     host.path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").write_text("0\n")
+    host.path("/var/tmp/kv").parent.mkdir(parents=True)
+    host.path("/var/tmp/kv").touch()
     code, document = on_host.json("doctor", "file:///var/tmp/kv")
     assert code == 0
     assert document["data"]["checks"] == []
+
+
+@pytest.mark.parametrize(
+    ("uri", "code"),
+    [("file:///var/tmp/kv", "not-found"), ("blah://x", "bad-uri"), ("faulty+blah://x", "bad-uri")],
+)
+def test_what_names_nothing_is_not_well(on_host: Shell, uri: str, code: str) -> None:
+    exit_code, document = on_host.json("doctor", uri)
+    assert exit_code != 0
+    assert (document["ok"], code_of(document)) == (False, code)
 
 
 def test_doctor_changes_nothing(host: Host, on_host: Shell) -> None:

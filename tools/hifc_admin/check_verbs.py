@@ -20,6 +20,7 @@ from hifc.errors import DeviceBusy
 from hifc.namespace import Namespace
 from hifc.stats import CheckResult, NamespaceStats
 from hifc_admin import progress, scan, text
+from hifc_admin.failures import what_failed
 from hifc_admin.medium_verbs import size
 from hifc_admin.parsing import Verbs, add_verb
 from hifc_admin.plan import would
@@ -77,7 +78,7 @@ def _at_rest(arguments: argparse.Namespace) -> Iterator[None]:
             f"{shlex.quote(arguments.uri)} shows corrupt_count; to verify all of them, stop it "
             f"(process {pids}) and repeat"
         )
-        problem = Problem("in-use", arguments.uri, str(error), fix=fix)
+        problem = Problem("in-use", arguments.uri, what_failed(error), fix=fix)
         raise Failure(Exit.REFUSED, problem) from error
 
 

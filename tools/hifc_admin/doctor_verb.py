@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 
+from hifc.driver import library
 from hifc_admin import (
     doctor,
     doctor_drive,
@@ -68,9 +69,11 @@ def examine(arguments: argparse.Namespace) -> Result:
 
 
 def scene_of(system: System, uri: str | None, user: str | None) -> Scene:
-    """Raises Failure for a URI that is none."""
+    """Raises Failure for a URI that names nothing."""
     bdf = None
     medium = None if uri is None else target.parse(uri)
+    if medium is not None:
+        _expect_known(medium, system)
     if medium is not None and medium.scheme == "spdk":
         bdf = parse_bdf(medium.name)
     drives = all_drives(system)
@@ -85,6 +88,18 @@ def scene_of(system: System, uri: str | None, user: str | None) -> Scene:
         engines=tuple(_engines(system, uri)),
         user=user,
     )
+
+
+def _expect_known(medium: target.Target, system: System) -> None:
+    """Nothing applies to another one, which must not look like a clean bill."""
+    known = library().hifc_schemes().decode().split()
+    if not medium.scheme.startswith("spdk") and medium.scheme.split("+")[-1] not in known:
+        detail, fix = f"unknown scheme {medium.scheme!r}", f"this build knows {', '.join(known)}"
+        raise Failure(Exit.USAGE, Problem("bad-uri", medium.uri, detail, fix=fix))
+    if medium.scheme == "file" and not system.exists(medium.name):
+        fix = "format it first, giving its size, or check the path"
+        problem = Problem("not-found", medium.uri, f"{medium.name}: no such file", fix=fix)
+        raise Failure(Exit.FAILED, problem)
 
 
 def _engines(system: System, uri: str | None) -> list[Engine]:

@@ -33,26 +33,25 @@ _SANITIZE = {
 
 def failure_of(error: Exception, subject: str) -> Failure:
     """The Failure for an exception out of the hifc package or the operating system."""
+    detail = what_failed(error)
     if isinstance(error, errors.HiFCError) and error.code == -errno.EEXIST:
         fix = "if nothing there is needed any more, repeat with --force"
-        return Failure(Exit.REFUSED, Problem("occupied", subject, str(error), fix=fix))
+        return Failure(Exit.REFUSED, Problem("occupied", subject, detail, fix=fix))
     if isinstance(error, errors.HiFCError) and error.code == -errno.ENOENT:
-        detail, fix = _texts(error, error.fix)
-        return Failure(Exit.FAILED, Problem("not-found", subject, detail, fix=fix))
+        return Failure(Exit.FAILED, Problem("not-found", subject, detail, fix=error.fix))
     if isinstance(error, errors.DeviceError) and (error.sct, error.sc) in _SANITIZE:
         code, fix = _SANITIZE[error.sct, error.sc]
-        return Failure(Exit.FAILED, Problem(code, subject, str(error), fix=fix))
+        return Failure(Exit.FAILED, Problem(code, subject, detail, fix=fix))
     for kind, code, exit_code in _CODES:
         if isinstance(error, kind):
-            detail, fix = _texts(error, _fix(error, subject))
-            return Failure(exit_code, Problem(code, subject, detail, fix=fix))
+            return Failure(exit_code, Problem(code, subject, detail, fix=_fix(error, subject)))
     raise error
 
 
-def _texts(error: Exception, fix: str) -> tuple[str, str]:
-    """Detail and fix. What libhifc says has both."""
-    text = str(error)
-    return (text.replace(f"; {fix}", "", 1) if fix else text), fix
+def what_failed(error: Exception) -> str:
+    """The message without what to do, which libhifc says in the same breath."""
+    advice = error.fix if isinstance(error, errors.HiFCError) else ""
+    return str(error).replace(f"; {advice}", "") if advice else str(error)
 
 
 def _fix(error: Exception, subject: str) -> str:
