@@ -222,7 +222,7 @@ class KVBlock:
     resident: bool = False  # its bytes are in the pool
     on_flash: bool = False  # its bytes are on flash
     hot: bool = True  # by the classifier's split, set just before a policy is asked
-    memory: Any = field(default=None, repr=False, compare=False)  # of the pool, or the host tier
+    memory: Any = field(default=None, repr=False, compare=False)  # pool memory of a resident block
 
     @property
     def held_bytes(self) -> int:

@@ -39,10 +39,6 @@ class Setting:
     allowed: str
     meaning: str
 
-    def row(self) -> str:
-        """Of a table in Markdown."""
-        return f"| `{self.name}` | `{self.default}` | {self.allowed} | {self.meaning} |"
-
 
 def _boolean(name: str, value: object) -> bool:
     if isinstance(value, bool):
@@ -132,11 +128,13 @@ class Config:
         "who moves requests: a thread of its own, or whoever waits for them",
     )
     pool_size: int = _setting(
-        0, _SIZE, "buffer pool, locked memory; 0: what the budgets of memory need"
+        0, _SIZE, "buffer pool, locked memory; raised to what the budgets below need"
     )
     queue_depth: int = _setting(128, _count(1, 65535), "commands in flight of each queue pair")
     requests_max: int = _setting(8192, _count(1, 1 << 20), "requests in flight")
-    batch_inflight: int = _setting(4, _count(1, 32), "batches of values that are written at a time")
+    batch_inflight: int = _setting(
+        4, _count(1, 32), "batches being written from which on values wait to be written together"
+    )
     batch_size_max: int = _setting(8 * MiB, _SIZE, "of one batch")
     index_entries_max: int = _setting(
         0, _count(0, 1 << 32), "entries that the index has room for; 0: by capacity"
@@ -145,7 +143,9 @@ class Config:
         30000, _count(1, 3_600_000), "after which a command of the device counts as lost"
     )
     spin_us: int = _setting(
-        50, _count(0, 1_000_000), "that the reactor polls with nothing to do before it sleeps"
+        50,
+        _count(0, 1_000_000),
+        "that the reactor at most polls with nothing to do before it sleeps",
     )
     owner_socket: bool = _setting(
         True, _BOOLEAN, "answer `hifc-admin top`, `stats` and `smart` while open"
@@ -156,11 +156,13 @@ class Config:
     )
     write_budget_per_day: int = _setting(0, _SIZE, "for `admission: budget`, which needs one")
     reinsert_percent: int = _setting(
-        5, _count(0, 100), "of the bytes accepted: what cleaning may write again to keep it"
+        5,
+        _count(0, 100),
+        "of the bytes accepted: what cleaning may write again to keep entries in use",
     )
     enable_compression: bool = _setting(False, _BOOLEAN, "of blocks that `HiFC` stores")
     compression_algorithm: str = _setting("zlib", _ALGORITHMS, "which")
-    compression_level: int = _setting(1, _count(0, 22), "of that algorithm")
+    compression_level: int = _setting(1, _count(0, 22), "of zlib (up to 9) or zstd")
     # ---- what stays in memory
     memory_budget: int = _setting(256 * MiB, _SIZE, "of resident blocks")
     memory_reserved: int = _setting(0, _SIZE, "part of the budget that stays free")
@@ -171,14 +173,21 @@ class Config:
     hot_ratio_min: float = _setting(0.05, _SHARE, "its lower bound")
     hot_ratio_max: float = _setting(0.95, _SHARE, "its upper bound")
     hit_rate_target: float = _setting(0.90, _SHARE, "that it aims at")
-    watermark: float = _setting(0.15, _SHARE, "of the budget: less free than that starts offload")
+    watermark: float = _setting(
+        0.15, _SHARE, "of memory_budget less memory_reserved: less free than that starts offload"
+    )
     policy: str = _setting("default", _POLICIES, "which blocks leave memory first")
     decay_lambda: float = _setting(
-        0.1, _number(0.0, 1e6), "decay of `policy: frequency`, in 1/s", key="lambda"
+        0.1, _number(0.0, 1e6), "decay of heat and of `policy: frequency`, in 1/s", key="lambda"
     )
     # ---- how it moves
     swap_batch_size: int = _setting(8, _count(1, 1024), "blocks that move together")
-    swap_buffer_size: int = _setting(32 * MiB, _SIZE, "pool memory for moves")
+    swap_buffer_size: int = _setting(
+        32 * MiB,
+        _SIZE,
+        "pool memory for prefetches; again for blocks that leave the host tier, which holds none "
+        "larger; with `staging: gpu` memory of the GPU",
+    )
     prefetch_degree: int = _setting(2, _count(0, 1024), "blocks ahead; 0: none")
     prefetch_window: int = _setting(3, _count(2, 64), "steps that the trend looks at")
     staging: str = _setting(
@@ -187,9 +196,11 @@ class Config:
         "where bytes wait between flash and attention; auto: the best that is there",
     )
     # ---- blocks and models
-    block_tokens: int = _setting(256, _count(1, 65536), "tokens of a block")
+    block_tokens: int = _setting(
+        256, _count(1, 65536), "transformers: tokens of a block; 256: or fewer, by resident_ratio"
+    )
     resident_ratio: float = _setting(
-        0.25, _SHARE, "transformers: of all KV, what is in memory at a time"
+        0.25, _SHARE, "transformers: of all KV, what is in memory at a time; more than 0"
     )
     staging_layers: int = _setting(
         2, _count(2, 64), "transformers: layers that rotate through staging"
@@ -200,7 +211,9 @@ class Config:
         _choice("auto", "load", "recompute"),
         "a stored prefix; auto: whichever is measured to be faster",
     )
-    salt: str = _setting("", _HEX, "of this tenant's keys: other salts do not find them")
+    salt: str = _setting(
+        "", _HEX, "transformers: of this tenant's keys; other salts do not find them"
+    )
     attention: str = _setting(
         "exact", _choice("exact", "sparse"), "transformers: to all blocks, or to those that matter"
     )
@@ -218,7 +231,7 @@ class Config:
         "4bit", _choice("4bit", "digest"), "of the keys, to choose by; digest is cheaper and worse"
     )
     sparse_missed_max: float = _setting(
-        0.1, _SHARE, "of the attention; where more is missed, more blocks are read"
+        0.1, _SHARE, "of the attention; where more is missed, more blocks stay in memory"
     )
     sparse_resident_max: float = _setting(
         0.5, _SHARE, "of all KV; where that is not enough it becomes exact"
@@ -247,6 +260,8 @@ class Config:
                 f"memory_reserved: {format_size(self.memory_reserved)} leaves nothing of "
                 f"memory_budget {format_size(self.memory_budget)}"
             )
+        if self.host_tier_bytes and not self.swap_buffer_size:
+            raise ConfigError("swap_buffer_size: blocks leave the host tier through one; give it")
         if self.admission == "budget" and self.write_budget_per_day == 0:
             raise ConfigError("write_budget_per_day: admission budget needs one, e.g. 500GiB")
         if self.attention == "sparse" and self.sparse_resident_max < self.resident_ratio:

@@ -134,8 +134,7 @@ class HiFC(Residency, Scoped):
                     self.metrics.add("prefetch_hit")
                 self.policy.access(block)
                 return codec.decode(block.memory)
-            climbs = name in self.tier
-            memory = self._climb(block) if climbs else self._bring_back(block)
+            memory = self._climb(block) if name in self.tier else self._bring_back(block)
             if memory is None:
                 self._forget(block)
                 self.metrics.add("miss")
@@ -160,7 +159,7 @@ class HiFC(Residency, Scoped):
         name = key_bytes(key)
         with self._lock:
             block = self.blocks.get(name)
-            here = block is not None and block.memory is not None
+            here = (block is not None and block.resident) or name in self.tier
             return here or self.namespace.exists(name)
 
     def prefetch(self, keys: Sequence[Any]) -> int:
@@ -218,8 +217,8 @@ class HiFC(Residency, Scoped):
             count = 0
             size = self.config.swap_batch_size
             while batch := (
-                self.tier.blocks()[:size]
-                or policies.coldest(self.policy, self.blocks.residents(), size)
+                policies.coldest(self.policy, self.blocks.residents(), size)
+                or self.tier.blocks()[:size]
             ):
                 self._swap_out(batch, to_flash=True)
                 count += len(batch)
@@ -228,7 +227,7 @@ class HiFC(Residency, Scoped):
     def sync(self) -> None:
         """What is in memory and of class reuse goes to flash, too, and survives a crash."""
         with self._lock:
-            self._write(self._keepers())
+            self._write_reuse()
             self.namespace.sync()
 
     @property
@@ -292,10 +291,10 @@ class HiFC(Residency, Scoped):
                 if not self.namespace.closed:
                     for name in list(self._prefetches):
                         self._await_prefetch(name)
-                    self._write(self._keepers())
+                    self._write_reuse()
             finally:
                 self.blocks = BlockTable()
-                self.tier = HostTier(0)
+                self.tier = HostTier(0, None)
                 try:
                     self.ahead.close()
                 finally:

@@ -2,70 +2,130 @@
 """The optional tier in host memory between resident blocks and flash.
 
 Resident blocks lie in the buffer pool, memory that is locked and that the device reaches. The tier
-holds blocks that left it, in ordinary memory: one copy down, one copy up, and a block that is
-wanted again soon, or deleted, never meets the device. A block is in the pool or in the tier, not in
-both. What has been in the tier longest leaves for flash first.
+holds copies of blocks that left it, in ordinary memory: one copy down, one copy up, and a block
+that is wanted again soon, or deleted, never meets the device. What has been here longest leaves for
+flash first, through the gate: pool memory of the tier's own, so that it can leave however full the
+pool is.
+
+Invariants:
+  - a block's bytes are copied to where they go before they are let go of where they were, so that
+    what goes wrong half-way leaves it in two places and never in none;
+  - the copies do not exceed the limit, but by the one block whose way up failed;
+  - a process that dies loses them, like resident blocks: what is to survive, `sync` writes.
 
 Not thread-safe: HiFC calls all of it under its lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hifc.blocks import KVBlock
+from hifc.config import Config
 from hifc.memory import ByteArray
+from hifc.units import page_up
+
+
+def gate_bytes(config: Config) -> int:
+    """Pool memory of the gate; blocks that do not fit through go to flash from the pool."""
+    return page_up(min(config.host_tier_bytes, config.swap_buffer_size))
 
 
 class HostTier:
-    """limit_bytes: what the blocks in it may take together; 0: it holds none."""
+    """limit_bytes: what the copies may take together; 0: it holds none. gate: pool memory."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, gate: ByteArray | None) -> None:
         self._limit_bytes = limit_bytes
-        self._blocks: dict[bytes, KVBlock] = {}  # the one that came first, first
+        self._gate = gate
+        self._held: dict[bytes, tuple[KVBlock, ByteArray]] = {}  # the one that came first, first
+        self._climbing: KVBlock | None = None
         self.used_bytes = 0
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._blocks
+        return key in self._held
 
     def blocks(self) -> list[KVBlock]:
         """Those in it, the one that came first, first."""
-        return list(self._blocks.values())
+        return [block for block, _ in self._held.values()]
+
+    # ---- down
 
     def share(self, blocks: Sequence[KVBlock]) -> list[KVBlock]:
-        """Those of them that could be in here together; the later ones come first."""
+        """Those of them that could be in here together. Room is for the later ones first: callers
+        name the coldest first."""
         room = self._limit_bytes
+        widest = 0 if self._gate is None else self._gate.size
         taken: list[KVBlock] = []
         for block in reversed(blocks):
-            if block.size_bytes <= room:
+            if block.size_bytes <= room and block.held_bytes <= widest:
                 taken.append(block)
                 room -= block.size_bytes
         return taken[::-1]
 
     def overflow(self, coming: Iterable[KVBlock], batch: int) -> list[KVBlock]:
         """Those that have to leave before a share fits; if any has to, at least `batch`, so that
-        they leave together. Moves nothing."""
+        they leave together. They are still here afterwards."""
         excess = self.used_bytes + sum(block.size_bytes for block in coming) - self._limit_bytes
+        if self._climbing is not None:
+            excess -= self._climbing.size_bytes  # it makes its own room
         leaving: list[KVBlock] = []
-        for block in self._blocks.values():
+        twice: list[KVBlock] = []
+        for block, _ in self._held.values():
             if excess <= 0 and (not leaving or len(leaving) >= batch):
                 break
-            leaving.append(block)
+            if block is self._climbing:
+                continue
             excess -= block.size_bytes
+            (twice if block.resident else leaving).append(block)
+        for block in twice:  # something went wrong half-way up or down
+            self.drop(block)
         return leaving
 
-    def put(self, block: KVBlock, memory: ByteArray) -> None:
-        """Takes a copy of its bytes. Those that `overflow` named have left."""
-        block.memory = memory.copy()
-        self._blocks[block.key] = block
+    def put(self, block: KVBlock) -> None:
+        """Copies the bytes of a resident block. Those that `overflow` named have left."""
+        copy = block.memory.copy()
+        self.drop(block)
+        self._held[block.key] = block, copy
         self.used_bytes += block.size_bytes
+
+    # ---- up, and out
+
+    @contextlib.contextmanager
+    def climbing(self, block: KVBlock) -> Iterator[ByteArray]:
+        """Its bytes, for the length of a with statement in which room is made for it elsewhere and
+        others come down; it does not leave for them, and does not count. Then it is dropped, or
+        stays if that failed."""
+        _, copy = self._held[block.key]
+        self._climbing = block
+        try:
+            yield copy
+        finally:
+            self._climbing = None
+        self.drop(block)
 
     def drop(self, block: KVBlock) -> None:
-        """Takes it out, if it is in here; its bytes stay in block.memory."""
-        if self._blocks.pop(block.key, None) is not None:
+        """Forgets its copy, if there is one."""
+        if self._held.pop(block.key, None) is not None:
             self.used_bytes -= block.size_bytes
 
-    def restore(self, block: KVBlock) -> None:
-        """Puts it back where drop took it from, as the next one to leave."""
-        self._blocks = {block.key: block, **self._blocks}
-        self.used_bytes += block.size_bytes
+    def pass_gate(
+        self, blocks: Sequence[KVBlock], write: Callable[[list[KVBlock], list[ByteArray]], None]
+    ) -> None:
+        """Calls write for as many at a time as fit into the gate, with their bytes there."""
+        left = list(blocks)
+        while left:
+            together: list[KVBlock] = []
+            memories: list[ByteArray] = []
+            at = 0
+            for block in left:
+                assert self._gate is not None
+                if at + block.held_bytes > self._gate.size:
+                    break
+                memory = self._gate[at : at + block.size_bytes]
+                memory[:] = self._held[block.key][1]
+                together.append(block)
+                memories.append(memory)
+                at += block.held_bytes
+            write(together, memories)
+            del left[: len(together)]

@@ -10,6 +10,7 @@ import re
 from hifc.bar import BarProvider
 from hifc.config import Config
 from hifc.errors import ConfigError, FormatError
+from hifc.host_tier import gate_bytes
 from hifc.namespace import Namespace
 from hifc.units import format_size
 
@@ -56,7 +57,7 @@ def open_namespace(config: Config, bar: BarProvider | None = None) -> Namespace:
 
 def _budgets(config: Config) -> int:
     """Bytes of the pool that the engine itself may take."""
-    return config.memory_budget + config.swap_buffer_size
+    return config.memory_budget + config.swap_buffer_size + gate_bytes(config)
 
 
 def _format(config: Config, force: bool) -> None:

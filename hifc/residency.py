@@ -25,7 +25,7 @@ from hifc.calls import DELAY_MAX_S, DELAY_MIN_S, RETRY_WAIT_S
 from hifc.classifier import HotColdClassifier
 from hifc.config import Config
 from hifc.errors import BackPressure, BufferExhausted, FormatError, NoSpace
-from hifc.host_tier import HostTier
+from hifc.host_tier import HostTier, gate_bytes
 from hifc.memory import ByteArray
 from hifc.metrics import Metrics
 from hifc.opening import open_namespace
@@ -51,7 +51,6 @@ class Residency:
             hit_rate_target=config.hit_rate_target,
             watermark=config.watermark,
         )
-        self.tier = HostTier(config.host_tier_bytes)
         self.metrics = Metrics()
         self._compression = (
             codec.compression(config.compression_algorithm) if config.enable_compression else None
@@ -62,10 +61,16 @@ class Residency:
         self._absent: dict[bytes, None] = {}  # reuse blocks known and not resident, oldest first
         self._limit_bytes = config.memory_budget - config.memory_reserved
         self.namespace = open_namespace(config, bar)
+        self.tier = self._make_tier()
         self.ahead = Ahead(
             self.namespace, config.prefetch_degree, self.metrics, self._spare, self._is_here
         )
         self.blocks = BlockTable(self.ahead.changed)
+
+    def _make_tier(self) -> HostTier:
+        size_bytes = gate_bytes(self.config)
+        gate = self.namespace.buffer(size_bytes) if size_bytes else None
+        return HostTier(self.config.host_tier_bytes, gate)
 
     # ---- memory
 
@@ -138,20 +143,18 @@ class Residency:
 
     def _swap_out(self, blocks: list[KVBlock], to_flash: bool = False) -> None:
         """All of them leave the pool: for the host tier, unless to_flash. What does not fit there,
-        or leaves it for them, goes to flash, with one submission of what is not there yet."""
+        or leaves it for them, goes to flash."""
         down = [] if to_flash else self.tier.share(blocks)
         names = {block.key for block in down}
-        out = self.tier.overflow(down, self.config.swap_batch_size)
+        out = self.tier.overflow(down, self.config.swap_batch_size) if down else []
         out += [block for block in blocks if block.key not in names]
         self.metrics.add("dropped_blocks", sum(block.on_flash for block in out))
         self._write(out)
         for block in out:
             self._depart(block)
         for block in down:
-            memory = block.memory
+            self.tier.put(block)
             self._leave_pool(block)
-            self.tier.put(block, memory)
-            self.ahead.changed(block)
             self.metrics.add("host_tier_in_blocks")
             self.metrics.add("host_tier_in_bytes", block.size_bytes)
         while len(self._absent) > ABSENT_MAX:
@@ -168,11 +171,10 @@ class Residency:
 
     def _depart(self, block: KVBlock) -> None:
         """Its bytes leave memory, after _write."""
+        self.tier.drop(block)
         if block.resident:
             self._leave_pool(block)
         else:
-            self.tier.drop(block)
-            block.memory = None
             self.ahead.changed(block)
         self.metrics.add("swap_out_blocks")
         self.metrics.add("swap_out_bytes", block.size_bytes)
@@ -181,42 +183,60 @@ class Residency:
         elif block.cls == "reuse":
             self._absent[block.key] = None
 
-    def _keepers(self) -> list[KVBlock]:
-        """What is in memory, and to survive the process."""
-        held = [*self.blocks.residents(), *self.tier.blocks()]
-        return [block for block in held if block.cls == "reuse"]
+    def _in_memory(self) -> list[KVBlock]:
+        """Blocks whose bytes are in the pool or in the host tier, not on flash alone."""
+        below = [block for block in self.tier.blocks() if not block.resident]
+        return [*self.blocks.residents(), *below]
+
+    def _write_reuse(self) -> None:
+        """Puts what is to survive the process."""
+        self._write([block for block in self._in_memory() if block.cls == "reuse"])
 
     def _write(self, blocks: list[KVBlock]) -> None:
-        """Puts what is not on flash yet, one submission a class. Raises if one cannot be written;
-        all of them are still in memory then."""
+        """Puts what is not on flash yet: out of the pool one submission a class, out of the host
+        tier one for each time that its gate is full. Raises if one cannot be written; all of them
+        are still in memory then."""
         for cls in ("swap", "reuse"):
             left = [block for block in blocks if block.cls == cls and not block.on_flash]
-            deadline, delay_s = time.monotonic() + RETRY_WAIT_S, DELAY_MIN_S
-            while left and (left := self._put(left, cls)):
-                if time.monotonic() > deadline:
-                    raise BackPressure(
-                        f"{len(left)} blocks were answered Retry for {RETRY_WAIT_S:.0f} s on "
-                        f"{self.config.device}: the device does not keep up; use fewer threads, "
-                        "larger segments, or a larger memory_budget"
-                    )
+            resident = [block for block in left if block.resident]
+            self._write_from(resident, [block.memory for block in resident])
+            self.tier.pass_gate([b for b in left if not b.resident], self._write_from)
+
+    def _write_from(self, blocks: list[KVBlock], memories: list[ByteArray]) -> None:
+        """Puts blocks of one class, trying again those answered Retry while some get through."""
+        left = list(zip(blocks, memories, strict=True))
+        deadline, delay_s = time.monotonic() + RETRY_WAIT_S, DELAY_MIN_S
+        while left:
+            before = len(left)
+            left = self._put(left)
+            if len(left) < before:
+                deadline, delay_s = time.monotonic() + RETRY_WAIT_S, DELAY_MIN_S
+            elif time.monotonic() > deadline:
+                raise BackPressure(
+                    f"{len(left)} blocks were answered Retry for {RETRY_WAIT_S:.0f} s on "
+                    f"{self.config.device}: the device does not keep up; use fewer threads, "
+                    "larger segments, or a larger memory_budget"
+                )
+            if left:
                 time.sleep(delay_s)
                 delay_s = min(2 * delay_s, DELAY_MAX_S)
 
-    def _put(self, blocks: list[KVBlock], cls: str) -> list[KVBlock]:
-        """One submission. Returns the blocks that were answered Retry."""
+    def _put(self, left: list[tuple[KVBlock, ByteArray]]) -> list[tuple[KVBlock, ByteArray]]:
+        """One submission. Returns those that were answered Retry."""
+        cls = left[0][0].cls
         ticket = self.namespace.put_many(
-            [block.key for block in blocks], [block.memory for block in blocks], cls=cls
+            [block.key for block, _ in left], [memory for _, memory in left], cls=cls
         )
         ticket.wait()
-        again: list[KVBlock] = []
+        again: list[tuple[KVBlock, ByteArray]] = []
         full = False
-        for block, status in zip(blocks, ticket.answers.tolist(), strict=True):
+        for (block, memory), status in zip(left, ticket.answers.tolist(), strict=True):
             if status in (Answer.OK, Answer.EXISTS):
                 block.on_flash = True
             elif status == Answer.REJECTED:
                 self.metrics.add("rejected")
             elif status in (Answer.RETRY, Answer.PENDING):
-                again.append(block)
+                again.append((block, memory))
             elif status == Answer.NO_SPACE:
                 full = True
         self.metrics.add("swap_batches")
@@ -264,14 +284,10 @@ class Residency:
 
     def _climb(self, block: KVBlock) -> ByteArray:
         """Copies a block of the host tier into the pool, where it stays."""
-        self.tier.drop(block)  # so that making room does not send it to flash
-        try:
+        with self.tier.climbing(block) as held:
             memory = self._room(block.size_bytes)
-        except BaseException:
-            self.tier.restore(block)
-            raise
-        memory[:] = block.memory
-        self.blocks.set_resident(block, memory)
+            memory[:] = held
+            self.blocks.set_resident(block, memory)
         self.metrics.add("host_tier_hit")
         self.metrics.add("host_tier_hit_bytes", block.size_bytes)
         return memory
@@ -353,7 +369,8 @@ class Residency:
     def _is_here(self, name: bytes) -> bool:
         """In the pool, on its way there by `prefetch`, or in the host tier."""
         block = self.blocks.get(name)
-        return name in self._prefetches or (block is not None and block.memory is not None)
+        resident = block is not None and block.resident
+        return resident or name in self._prefetches or name in self.tier
 
     def _spare(self) -> int:
         """What is left of swap_buffer_size."""
