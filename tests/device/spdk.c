@@ -16,6 +16,8 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include "device/command.h"
+#include "device/spdk.h"
 #include "unit/device_rig.h"
 
 #define MIB (1u << 20)
@@ -320,6 +322,75 @@ TEST(a_health_log_of_a_stopped_target_is_an_error)
     CHECK(rig_now() - start < BOUND_S);
     signal_target(SIGCONT);
     CHECK_EQ(hifc_device_health(rig.device, log), 0);
+    expect_works(&rig);
+    rig_close(&rig);
+}
+
+/* ---- a drive that leaves ----------------------------------------------------------------------- */
+
+/* As if somebody had pressed the button at its slot so long ago. */
+static void ask_to_leave(struct rig *rig, uint32_t since_ms)
+{
+    struct hifc_spdk_device *device = (struct hifc_spdk_device *)rig->device;
+    atomic_store(&device->leaving_since_ms, hifc_spdk_clock_ms() - since_ms);
+}
+
+static void expect_refused(struct rig *rig)
+{
+    struct hifc_qpair *another;
+    CHECK_EQ(rig->device->ops->qpair_open(rig->device, COUNT, RIG_TIMEOUT_MS, &another), -ENODEV);
+    CHECK(last_error_says("unplugged"));
+}
+
+TEST(a_drive_that_leaves_finishes_what_it_has_and_takes_no_more)
+{
+    struct rig rig = rig_open(uri(), 0, COUNT + 1);
+    struct load load;
+    start_load(&rig, &load);
+    ask_to_leave(&rig, 0);
+    struct hifc_io late = rig_io(HIFC_IO_READ, 0, load.memory, 4096), *pointer = &late;
+    CHECK_EQ(rig.device->ops->submit(rig.qpair, &pointer, 1), 1);
+    for (double end = rig_now() + BOUND_S; rig_poll(&rig) >= 0;) {
+        CHECK(rig_now() < end);
+    }
+    CHECK_EQ(rig_completed, COUNT + 1);
+    CHECK_EQ(late.error, -EIO);
+    CHECK_EQ(late.sct, HIFC_SCT_PATH);
+    for (int i = 0; i < COUNT; i++) {
+        CHECK_EQ(load.ios[i].error, 0);
+    }
+    expect_refused(&rig);
+    rig_free(load.memory);
+    rig_close(&rig);
+}
+
+TEST(a_drive_that_leaves_and_does_not_get_done_is_lost)
+{
+    struct rig rig = open_with_timeout(60000);
+    struct load load;
+    signal_target(SIGSTOP);
+    start_load(&rig, &load);
+    ask_to_leave(&rig, 4500); /* of five seconds */
+    struct hifc_io late = rig_io(HIFC_IO_READ, 0, load.memory, 4096), *pointer = &late;
+    CHECK_EQ(rig.device->ops->submit(rig.qpair, &pointer, 1), 0); /* full */
+    double start = rig_now();
+    CHECK(poll_until_lost(&rig, 10) < 0);
+    CHECK(rig_now() - start >= 0.4);
+    expect_refused(&rig);
+    signal_target(SIGCONT);
+    rig_free(load.memory);
+    rig_close(&rig);
+}
+
+TEST(an_idle_drive_that_leaves_can_be_closed)
+{
+    struct rig rig = rig_open(uri(), 0, COUNT);
+    ask_to_leave(&rig, 60000);
+    expect_refused(&rig);
+    double start = rig_now();
+    rig_close(&rig);
+    CHECK(rig_now() - start < BOUND_S);
+    rig = rig_open(uri(), 0, COUNT); /* another device: it was not the target that left */
     expect_works(&rig);
     rig_close(&rig);
 }
