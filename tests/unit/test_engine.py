@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import threading
 import weakref
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from small_engine import key, settings
 
 from hifc import (
     BufferExhausted,
@@ -24,37 +24,16 @@ from hifc import (
     HiFCPolicy,
     InvalidRequest,
     KVBlock,
-    Namespace,
     NoSpace,
 )
 from hifc_admin import owner
 
 BLOCK = (2, 3, 64, 40)  # 61440 bytes of float32 and a trailer: 16 pages
 HELD = 64 << 10
-_turns = itertools.cycle(range(8))
-
-
-def key(number: int) -> bytes:
-    return number.to_bytes(16, "little")
 
 
 def tensor(number: int, dtype: Any = np.float32) -> Any:
     return np.random.default_rng(number).standard_normal(BLOCK).astype(dtype)
-
-
-def settings(**changes: Any) -> dict[str, Any]:
-    # Named images stay until the process ends, so a few take turns.
-    device = f"ram://engine-{next(_turns)}?size=64MiB"
-    Namespace.format(device, segment_size="1MiB", force=True)
-    return {
-        "device": device,
-        "format": "if_missing",
-        "segment_size": "1MiB",
-        "memory_budget": "1MiB",
-        "swap_buffer_size": "4MiB",
-        "pool_size": "8MiB",
-        "owner_socket": False,
-    } | changes
 
 
 @pytest.fixture

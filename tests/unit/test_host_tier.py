@@ -3,26 +3,22 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import small_engine
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from small_engine import key
 
-from hifc import ConfigError, HiFC, KVBlock, Namespace, NoSpace, residency
+from hifc import ConfigError, HiFC, KVBlock, NoSpace, residency
 from hifc.host_tier import HostTier
 
 VALUES = 15328  # of float32: 61440 bytes with the trailer, 15 pages
 STORED = VALUES * 4 + 128
-_turns = itertools.cycle(range(8))
-
-
-def key(number: int) -> bytes:
-    return number.to_bytes(16, "little")
 
 
 def tensor(number: int, values: int = VALUES) -> Any:
@@ -30,16 +26,8 @@ def tensor(number: int, values: int = VALUES) -> Any:
 
 
 def settings(**changes: Any) -> dict[str, Any]:
-    # Named images stay until the process ends, so a few take turns.
-    device = changes.pop("device", f"ram://host-tier-{next(_turns)}?size=64MiB")
-    Namespace.format(device, segment_size="256KiB", force=True)
-    return {
-        "device": device,
-        "memory_budget": "1MiB",
-        "swap_buffer_size": "1MiB",
-        "host_tier_bytes": "1MiB",
-        "owner_socket": False,
-    } | changes
+    small = {"segment_size": "256KiB", "swap_buffer_size": "1MiB", "host_tier_bytes": "1MiB"}
+    return small_engine.settings(**small | {"pool_size": 0} | changes)
 
 
 @pytest.fixture
@@ -143,7 +131,7 @@ def test_nobody_prefetches_what_is_in_it(hifc: HiFC) -> None:
 
 
 def test_a_full_device_loses_nothing() -> None:
-    config = settings(device="ram://host-tier-full?size=6MiB", host_tier_bytes="512KiB")
+    config = settings(device="ram://host-tier-full-1?size=6MiB", host_tier_bytes="512KiB")
     with HiFC(config) as hifc:
         stored = 0
         with pytest.raises(NoSpace, match="is full"):
@@ -170,7 +158,7 @@ def test_a_full_device_loses_nothing() -> None:
 
 
 def test_what_cannot_come_up_stays() -> None:
-    config = settings(device="ram://host-tier-full?size=6MiB", host_tier_bytes="512KiB")
+    config = settings(device="ram://host-tier-full-2?size=6MiB", host_tier_bytes="512KiB")
     with HiFC(config) as hifc:
         stored = 0
         with pytest.raises(NoSpace):
