@@ -4,13 +4,15 @@
  *
  *   qd1 kernel /dev/nvme1n1       preadv with O_DIRECT
  *   qd1 hifc URI                  get of a value, driven inline; stores the values first
+ *   qd1 lost                      no read: how much of both CPUs other programs of the host take
  *
- * Prints the median in nanoseconds. Checksums are left to the caller (HIFC_F_CHECKSUMS), as with GPU
+ * Prints the median in nanoseconds, or the share that is lost in thousandths. Checksums are left to the caller (HIFC_F_CHECKSUMS), as with GPU
  * staging: an emulated CPU takes longer for one than the drive for the read. Both ways pick from
- * the same number of places by the same sequence. One thread.
+ * the same number of places by the same sequence, on one thread.
  */
 #define _GNU_SOURCE /* O_DIRECT */
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,8 +139,46 @@ static void open_hifc(const char *uri)
     }
 }
 
+/* ---- the host -------------------------------------------------------------------------------- */
+
+#define CPUS 2
+#define SPIN_NS 1000000000u
+#define GAP_NS 1000000u /* longer than anything of the guest or of QEMU takes a CPU away */
+
+/* A CPU that is emulated stands still while another program has the host's. */
+static void *spin(void *argument)
+{
+    uint64_t *lost_ns = argument, start = now_ns(), last = start;
+    while (last - start < SPIN_NS) {
+        uint64_t now = now_ns();
+        *lost_ns += now - last > GAP_NS ? now - last : 0;
+        last = now;
+    }
+    return NULL;
+}
+
+static void measure_lost(void)
+{
+    pthread_t threads[CPUS];
+    uint64_t lost_ns[CPUS] = {0}, sum = 0;
+    for (int i = 0; i < CPUS; i++) {
+        if (pthread_create(&threads[i], NULL, spin, &lost_ns[i]) != 0) {
+            die("pthread_create");
+        }
+    }
+    for (int i = 0; i < CPUS; i++) {
+        pthread_join(threads[i], NULL);
+        sum += lost_ns[i];
+    }
+    printf("%llu\n", (unsigned long long)(sum * 1000 / CPUS / SPIN_NS));
+}
+
 int main(int argc, char **argv)
 {
+    if (argc == 2 && strcmp(argv[1], "lost") == 0) {
+        measure_lost();
+        return 0;
+    }
     if (argc == 3 && strcmp(argv[1], "kernel") == 0) {
         open_kernel(argv[2]);
         measure(read_kernel);
@@ -149,6 +189,6 @@ int main(int argc, char **argv)
         measure(read_hifc);
         return hifc_close(ns) == 0 ? 0 : 1;
     }
-    fprintf(stderr, "usage: qd1 kernel DEVICE | qd1 hifc URI\n");
+    fprintf(stderr, "usage: qd1 kernel DEVICE | qd1 hifc URI | qd1 lost\n");
     return 2;
 }

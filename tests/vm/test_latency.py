@@ -15,15 +15,20 @@ from vm.pci import Drive
 ROUNDS_MIN, ROUNDS_MAX = 3, 20  # of two to three seconds
 ENOUGH = 0.5
 QUIET = 1.25  # greatest over least of the kernel's rounds; beyond it the host was busy
+LOST = 150  # thousandths of the CPUs: below 100 on a quiet host, 350 with one busy program
 TIMEOUT_S = 180
 
 
-def median_us(*arguments: str) -> float:
+def qd1(*arguments: str) -> int:
     done = subprocess.run(
         ["qd1", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert done.returncode == 0, done.stderr
-    return int(done.stdout) / 1e3
+    return int(done.stdout)
+
+
+def median_us(*arguments: str) -> float:
+    return qd1(*arguments) / 1e3
 
 
 def test_a_read_takes_at_most_half_of_the_kernels_time(free: Drive) -> None:
@@ -35,7 +40,9 @@ def test_a_read_takes_at_most_half_of_the_kernels_time(free: Drive) -> None:
         with free.pci.bound("vfio-pci"):
             hifc_us.append(median_us("hifc", free.uri))
         ratio = min(hifc_us) / min(kernel_us)
-    is_quiet = max(kernel_us) <= QUIET * min(kernel_us)
-    print(f"kernel {kernel_us} us, HiFC {hifc_us} us: {ratio:.2f}, host quiet: {is_quiet}")
-    # With another program on one of two CPUs it was 0.51: nothing to tell a worse HiFC by.
+    lost = 0 if ratio <= ENOUGH else qd1("lost")
+    is_quiet = max(kernel_us) <= QUIET * min(kernel_us) and lost <= LOST
+    print(f"kernel {kernel_us} us, HiFC {hifc_us} us: {ratio:.2f}, lost: {lost} / 1000")
+    # With another program on one of two CPUs it was 0.51 to 0.71, since HiFC keeps its CPU busy
+    # while it waits for QEMU's threads, and the kernel does not.
     assert ratio <= (ENOUGH if is_quiet else 1.0)
