@@ -26,8 +26,8 @@ LINE_TIMEOUT_S = 180.0
 class Child:
     """A process running load.py, and its lines as they come."""
 
-    def __init__(self, uri: str) -> None:
-        command = [sys.executable, "-P", load.__file__, uri]
+    def __init__(self, uri: str, timeout_ms: int) -> None:
+        command = [sys.executable, "-P", load.__file__, uri, "--timeout-ms", str(timeout_ms)]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -65,10 +65,10 @@ class Child:
 
 
 @contextmanager
-def under_load(drive: Drive) -> Iterator[Child]:
-    """The drive formatted and busy; the process is killed at the end."""
+def under_load(drive: Drive, timeout_ms: int = 5000) -> Iterator[Child]:
+    """The drive formatted and busy; the process is killed at the end. timeout_ms: of a command."""
     Namespace.format(drive.uri, segment_size=SEGMENT, force=True)
-    child = Child(drive.uri)
+    child = Child(drive.uri, timeout_ms)
     try:
         child.wait_for("busy")
         yield child

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that keeps a namespace busy until something stops it. Started by tests as a program.
 
-    load.py URI [--timeout-ms N]
+    load.py URI --timeout-ms N
 
 Stores SYNCED values and syncs, prints "synced", then stores and reads back further ones, and prints
 "busy" once that runs. At the first error it prints one line of JSON about it, closes, and prints
@@ -62,7 +62,7 @@ def work(ns: hifc.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("uri")
-    parser.add_argument("--timeout-ms", type=int, default=5000)
+    parser.add_argument("--timeout-ms", type=int, required=True)
     options = parser.parse_args()
     ns = hifc.Namespace.open(options.uri, command_timeout_ms=options.timeout_ms, pool_size="16MiB")
     for number in range(SYNCED):

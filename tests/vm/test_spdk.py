@@ -235,7 +235,7 @@ def test_unplugged_under_load(bound: Drive, qmp: Qmp) -> None:
 
 
 def test_torn_out_under_load(bound: Drive) -> None:
-    with under_load(bound) as child:
+    with under_load(bound, timeout_ms=1000) as child:
         with bound.pci.cut_off():
             error = child.error(FAULT_TIMEOUT_S)
             assert error["type"] == "DeviceError", error
