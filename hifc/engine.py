@@ -158,9 +158,7 @@ class HiFC(Residency, Scoped):
     def __contains__(self, key: Any) -> bool:
         name = key_bytes(key)
         with self._lock:
-            block = self.blocks.get(name)
-            here = (block is not None and block.resident) or name in self.tier
-            return here or self.namespace.exists(name)
+            return self._is_held(name) or self.namespace.exists(name)
 
     def prefetch(self, keys: Sequence[Any]) -> int:
         """Starts to bring blocks back from flash ahead of their use; returns how many.
@@ -216,13 +214,13 @@ class HiFC(Residency, Scoped):
         with self._lock:
             count = 0
             size = self.config.swap_batch_size
-            while batch := (
-                policies.coldest(self.policy, self.blocks.residents(), size)
-                or self.tier.blocks()[:size]
-            ):
+            while batch := policies.coldest(self.policy, self.blocks.residents(), size):
                 self._swap_out(batch, to_flash=True)
                 count += len(batch)
-            return count
+            held = self.tier.blocks()
+            for at in range(0, len(held), size):
+                self._swap_out(held[at : at + size], to_flash=True)
+            return count + len(held)
 
     def sync(self) -> None:
         """What is in memory and of class reuse goes to flash, too, and survives a crash."""

@@ -367,10 +367,13 @@ class Residency:
             self.namespace.delete(name)
 
     def _is_here(self, name: bytes) -> bool:
-        """In the pool, on its way there by `prefetch`, or in the host tier."""
+        """In memory, or on its way there by `prefetch`."""
+        return name in self._prefetches or self._is_held(name)
+
+    def _is_held(self, name: bytes) -> bool:
+        """In the pool or in the host tier."""
         block = self.blocks.get(name)
-        resident = block is not None and block.resident
-        return resident or name in self._prefetches or name in self.tier
+        return (block is not None and block.resident) or name in self.tier
 
     def _spare(self) -> int:
         """What is left of swap_buffer_size."""
