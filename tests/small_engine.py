@@ -1,18 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of an engine on a small device in memory, and keys."""
+"""Settings of an engine on a small device in memory, keys, and what comes back from a full one."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from hifc import Namespace
+from hifc import HiFC, Namespace, NoSpace
 
 _turns = itertools.cycle(range(8))
 
 
 def key(number: int) -> bytes:
     return number.to_bytes(16, "little")
+
+
+def count_loaded(hifc: HiFC, numbers: Iterable[int], tensor: Callable[[int], Any]) -> int:
+    """How many of the blocks come back, each exact. For the others there is no room to bring them
+    back, but they are there."""
+    count = 0
+    for number in numbers:
+        assert key(number) in hifc
+        with contextlib.suppress(NoSpace):
+            assert hifc.load(key(number)).tobytes() == tensor(number).tobytes()
+            count += 1
+    return count
 
 
 def settings(**changes: Any) -> dict[str, Any]:
