@@ -174,8 +174,11 @@ struct hifc_open_opts {
 
 HIFC_API int hifc_open(const char *uri, const struct hifc_open_opts *opts, struct hifc_ns **out);
 /* Seals what is open, marks the namespace clean, releases the device and all its memory: buffers
- * of pool 0 are gone unless disowned. Requests in flight complete first. Always closes; a nonzero
- * result tells that something could not be written. */
+ * of pool 0 are gone unless disowned. Requests in flight complete first. -EBUSY: a call of another
+ * thread did not return in time; nothing was sealed, released or freed, every call answers
+ * -ESHUTDOWN, and close is to be called again. With every other result the namespace is closed and
+ * its handle gone; a nonzero one tells that something could not be written, also where that happened
+ * when the owner's socket detached it before. */
 HIFC_API int hifc_close(struct hifc_ns *ns);
 
 /* ---- the device below ------------------------------------------------------------------------ */

@@ -385,6 +385,7 @@ static struct hifc_ns *create(const char *uri, const struct hifc_open_opts *opts
     ns->read_only = ns->opts.read_only;
     ns->reactor = ns->opts.drive == HIFC_REACTOR;
     ns->fork_generation = hifc_fork_generation();
+    ns->close_timeout_us = DRAIN_AT_CLOSE_US;
     strncpy(ns->uri, uri, sizeof ns->uri - 1);
     return ns;
 }
@@ -449,7 +450,7 @@ static int seal_all(struct hifc_ns *ns)
 static int finish_writing(struct hifc_ns *ns)
 {
     abort_reservations(ns);
-    int error = ns_settle(ns, DRAIN_AT_CLOSE_US);
+    int error = ns_settle(ns, ns->close_timeout_us);
     error = error ? error : seal_all(ns);
     error = error ? error : ns_flush(ns);
     if (!error) {
@@ -460,40 +461,57 @@ static int finish_writing(struct hifc_ns *ns)
     return error;
 }
 
-/* Ends all activity and releases the device; what close and detach have in common. -EBUSY: a call
- * would not end. */
-static int shut_down(struct hifc_ns *ns)
+static int answer_all(struct hifc_ns *ns)
 {
-    if (atomic_exchange(&ns->closed, true)) {
-        return 0;
-    }
-    int error = ns_rings_stop(ns, DRAIN_AT_CLOSE_US);
-    int drained = ns_drain(ns, DRAIN_AT_CLOSE_US);
-    error = error ? error : drained;
-    ns_janitor_stop(ns);
-    uint64_t deadline = ns_now() + DRAIN_AT_CLOSE_US * 1000;
-    while (atomic_load(&ns->visits) > 0 && ns_now() < deadline) {
+    int error = ns_rings_stop(ns, ns->close_timeout_us);
+    int drained = ns_drain(ns, ns->close_timeout_us);
+    return error ? error : drained;
+}
+
+/* Waits until no call is inside. Later ones are counted for a moment and refused. */
+static bool wait_left(struct hifc_ns *ns)
+{
+    uint64_t deadline = ns_deadline(ns->close_timeout_us);
+    while (atomic_load(&ns->visits) > 0) {
+        if (ns_now() >= deadline) {
+            return false;
+        }
         usleep(LEAVE_NAP_US);
     }
-    if (atomic_load(&ns->visits) > 0) {
-        return hifc_fail(-EBUSY, "calls on %s have not returned: end them before closing", ns->uri);
+    return true;
+}
+
+/* Ends all activity, seals and releases the device; what close and detach have in common. It runs to
+ * its end once: afterwards ns->ended is set and the result of that run is given again. -EBUSY, and
+ * ns->ended is not set: a call would not end, nothing was sealed or released, and it may be called
+ * again. */
+static int shut_down(struct hifc_ns *ns)
+{
+    if (ns->ended) {
+        hifc_error_adopt(&ns->end);
+        return ns->end.code;
     }
-    /* Whoever was inside may have submitted after the first drain. */
-    int stopped = ns_rings_stop(ns, DRAIN_AT_CLOSE_US);
-    error = error ? error : stopped;
-    drained = ns_drain(ns, DRAIN_AT_CLOSE_US);
-    error = error ? error : drained;
+    atomic_store(&ns->closed, true);
+    (void)answer_all(ns); /* what waits for an answer may be inside */
+    ns_janitor_stop(ns);
+    if (!wait_left(ns)) {
+        return hifc_fail(-EBUSY, "calls on %s have not returned: end them and close it again",
+                         ns->uri);
+    }
+    /* Whoever was inside may have submitted after the first time. */
+    int error = answer_all(ns);
     if (!ns->read_only) {
         int finished = finish_writing(ns);
         error = error ? error : finished;
     }
-    struct hifc_error kept;
-    hifc_error_copy(&kept);
-    release_device(ns);
     if (error) {
-        hifc_error_adopt(&kept);
+        hifc_error_copy(&ns->end);
+        ns->end.code = error == -EBUSY ? -EIO : error; /* -EBUSY means that it has not ended */
     }
-    return error;
+    release_device(ns);
+    ns->ended = true;
+    hifc_error_adopt(&ns->end);
+    return ns->end.code;
 }
 
 /* The handle stays and answers -ESHUTDOWN from then on. */
@@ -511,13 +529,14 @@ HIFC_API int hifc_close(struct hifc_ns *ns)
         return hifc_fail(-ESHUTDOWN, "this namespace belongs to the parent process, which closes "
                                      "it");
     }
+    /* Its thread may be in a detach: from here on only this thread shuts down. */
     hifc_owner_stop(ns->owner);
+    ns->owner = NULL;
     int error = shut_down(ns);
-    if (error == -EBUSY) {
-        return error; /* somebody is still inside: rather leaked than freed under them */
+    if (!ns->ended) {
+        return error;
     }
-    struct hifc_error kept;
-    hifc_error_copy(&kept);
+    struct hifc_error kept = ns->end;
     destroy(ns);
     if (error) {
         hifc_error_adopt(&kept);

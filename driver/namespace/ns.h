@@ -264,6 +264,10 @@ struct hifc_ns {
     bool reactor;
     _Atomic bool closed;      /* no new visits */
     _Atomic uint32_t visits;  /* calls of the public interface under way */
+    /* Of the one thread that shuts down: the owner's until close has stopped it, then close's. */
+    bool ended;               /* sealed as far as it goes, and the device released */
+    struct hifc_error end;    /* then: the result of that, code 0 where all went well */
+    int64_t close_timeout_us; /* how long shutting down waits for each of calls, requests, rings */
     /* Requests that name a caller's pool, from before it is resolved to the answer. */
     _Atomic uint32_t pool_requests[HIFC_POOLS_MAX];
     char uri[1024];
