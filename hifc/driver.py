@@ -95,9 +95,10 @@ _SYMBOLS: dict[str, tuple[Any, tuple[Any, ...], str | None]] = {
     ),
     "hifc_format": (c_int, (c_char_p, POINTER(FormatOpts)), "format"),
     "hifc_open": (c_int, (c_char_p, POINTER(OpenOpts), POINTER(_NS)), "open"),
-    "hifc_close": (c_int, (_NS,), "close"),
+    "hifc_shutdown": (c_int, (_NS,), "close"),
+    "hifc_drop": (c_int, (POINTER(_NS),), None),
     "hifc_buffer_alloc": (c_int, (_NS, c_uint64, POINTER(c_uint64)), "allocate a buffer"),
-    "hifc_buffer_free": (c_int, (_NS, c_uint64), "free a buffer"),
+    "hifc_buffer_drop": (None, (_NS, POINTER(c_uint64)), None),
     "hifc_pool_base": (c_void_p, (_NS, c_uint32, POINTER(c_uint64)), None),
     "hifc_pool_register": (
         c_int,
@@ -105,19 +106,30 @@ _SYMBOLS: dict[str, tuple[Any, tuple[Any, ...], str | None]] = {
         "register memory",
     ),
     "hifc_pool_unregister": (c_int, (_NS, c_uint32), "unregister memory"),
-    "hifc_pool_disown": (c_int, (_NS, POINTER(c_void_p), POINTER(c_uint64)), "keep the pool"),
     "hifc_submit": (c_int, (_NS, _ARRAY, c_uint32, POINTER(_TICKET)), "submit"),
     "hifc_ticket_wait": (c_int, (_TICKET, c_int64), "wait for a ticket"),
     "hifc_ticket_info": (c_int, (_TICKET, POINTER(TicketInfo)), "read a ticket"),
     "hifc_ticket_fd": (c_int, (_TICKET,), "await a ticket"),
-    "hifc_ticket_free": (None, (_TICKET,), None),
+    "hifc_ticket_finish": (
+        c_int,
+        (POINTER(_TICKET), c_int64, POINTER(TicketInfo)),
+        "wait for a ticket",
+    ),
+    "hifc_ticket_drop": (None, (POINTER(_TICKET), c_int64), None),
+    "hifc_execute": (
+        c_int,
+        (_NS, _ARRAY, c_int64, POINTER(_TICKET), POINTER(TicketInfo)),
+        "submit",
+    ),
+    "hifc_reservation_drop": (None, (_NS, c_uint64), None),
     "hifc_ring_open": (c_int, (_NS, POINTER(RingOpts), POINTER(_RING)), "open a ring"),
     "hifc_ring_base": (c_void_p, (_RING, POINTER(c_uint64)), None),
     "hifc_ring_fd": (c_int, (_RING,), "look at a ring"),
     "hifc_ring_submit": (c_int, (_RING, _ARRAY, c_uint32), "submit to a ring"),
     "hifc_ring_kick": (c_int, (_RING,), "kick a ring"),
     "hifc_ring_wait": (c_int, (_RING, _ARRAY, c_uint32, c_int64), "wait for a ring"),
-    "hifc_ring_close": (c_int, (_RING,), "close a ring"),
+    "hifc_ring_shutdown": (c_int, (_RING,), "close a ring"),
+    "hifc_ring_drop": (c_int, (POINTER(_RING),), None),
     "hifc_lookup": (c_int, (_NS, _ARRAY, c_uint32, _ARRAY, _ARRAY), "look up keys"),
     "hifc_compare": (c_int, (_NS, _ARRAY, _ARRAY, c_uint64), "compare a value"),
     "hifc_longest_prefix": (c_int64, (_NS, _ARRAY, c_uint32), "look up a prefix"),
@@ -126,7 +138,7 @@ _SYMBOLS: dict[str, tuple[Any, tuple[Any, ...], str | None]] = {
         (_NS, _ARRAY, c_uint32, c_uint32, _ARRAY, POINTER(c_uint64)),
         "lease keys",
     ),
-    "hifc_lease_release": (c_int, (_NS, c_uint64), "release a lease"),
+    "hifc_lease_release": (c_int, (_NS, c_uint64), None),  # it may have ended by itself
     "hifc_touch": (c_int, (_NS, _ARRAY, c_uint32), "touch keys"),
     "hifc_list": (c_int, (_NS, POINTER(c_uint64), _ARRAY, c_uint32), "list"),
     "hifc_events": (c_int, (_NS, _ARRAY, c_uint32, POINTER(c_uint64)), "take events"),
@@ -173,11 +185,11 @@ def failure(lib: Any, code: int, doing: str) -> HiFCError:
 
 
 def unmap(address: int, size_bytes: int) -> None:
-    """Gives memory back to the system: what hifc_pool_disown left to this process."""
+    """Gives memory back to the system: a mapping of a device's memory."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.munmap.argtypes = (c_void_p, c_size_t)
     if libc.munmap(address, size_bytes) != 0:
-        raise OSError(ctypes.get_errno(), "munmap of the buffer pool failed")
+        raise OSError(ctypes.get_errno(), "munmap failed")
 
 
 def library_path() -> Path:

@@ -135,15 +135,18 @@ struct hifc_pools;
 int hifc_pools_create(struct hifc_device *device, uint64_t size_bytes, struct hifc_pools **out);
 void hifc_pools_destroy(struct hifc_pools *pools);
 /* Takes all memory back from the device, which may then be closed; the memory of pool 0 stays
- * mapped until destroy, the only call that may follow. */
+ * mapped. Only end, take_back, unhold and destroy may follow. */
 void hifc_pools_release(struct hifc_pools *pools);
 int hifc_pools_alloc(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *offset);
 int hifc_pools_free(struct hifc_pools *pools, uint64_t offset);
 /* The same for the caller's buffers: what requests may name, and all that take_back takes. */
 int hifc_pools_lend(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *offset);
 int hifc_pools_take_back(struct hifc_pools *pools, uint64_t offset);
-/* Destroy leaves the memory of pool 0 mapped: it is the caller's to unmap from then on. */
-void hifc_pools_disown(struct hifc_pools *pools, void **base, uint64_t *size_bytes);
+/* As long as there is a hold, buffers that were taken back are not handed out again. */
+void hifc_pools_hold(struct hifc_pools *pools);
+void hifc_pools_unhold(struct hifc_pools *pools);
+/* After release: nothing is lent any more, and pool 0 is unmapped as soon as no buffer is lent. */
+void hifc_pools_end(struct hifc_pools *pools);
 int hifc_pools_register(struct hifc_pools *pools, void *base, uint64_t size_bytes, uint32_t *pool);
 /* A retired pool is no outside input's any more (resolve_lent), but still there for what names it
  * already. */

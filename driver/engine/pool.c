@@ -10,10 +10,16 @@
  * device and the caller write the pages.
  *
  * The library's own pages come from the same region. A bit a page tells what was lent to the
- * caller, and only that can be named by a request or given back.
+ * caller, and only that can be named by a request or given back. A share of the region is never
+ * lent: without any page of its own the library could not end a request, whose buffer then would
+ * never come back.
+ *
+ * Buffers that are taken back while there is a hold wait in a list: transfers into them may still
+ * be under way.
  *
  * Any thread: a mutex guards the extents, resolve takes none.
  */
+#include <assert.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -29,13 +35,13 @@
 /* Extents of the request's own class that are looked at before a larger one is split. */
 #define FIT_PROBES_MAX 16u
 
-enum page_state { INTERIOR, FREE, TAKEN };
+enum page_state { INTERIOR, FREE, TAKEN, HELD };
 
 struct page {
     uint32_t state : 2;  /* enum page_state; of an extent's first page */
     uint32_t count : 30; /* pages of the extent that begins here */
     uint32_t first;      /* where the extent that ends here begins */
-    uint32_t next, prev; /* in the list of its class, while free */
+    uint32_t next, prev; /* in the list of its class, while free; next: of the held ones */
 };
 
 struct caller_pool {
@@ -52,6 +58,10 @@ struct hifc_pools {
     pthread_mutex_t mutex; /* what follows, and changes of table */
     uint32_t page_count;
     uint32_t lists[CLASSES];
+    uint32_t holds;    /* reasons not to hand out again what is taken back */
+    uint32_t held;     /* what was taken back meanwhile: a list */
+    uint64_t lent_bytes;
+    bool ended;
     struct page *pages;
     _Atomic uint64_t *lent; /* a bit a page */
     _Atomic uint64_t used_bytes, peak_bytes;
@@ -188,6 +198,7 @@ int hifc_pools_create(struct hifc_device *device, uint64_t size_bytes, struct hi
     for (unsigned i = 0; i < CLASSES; i++) {
         pools->lists[i] = NONE;
     }
+    pools->held = NONE;
     list_add(pools, 0, pools->page_count);
     pthread_mutex_init(&pools->mutex, NULL);
     atomic_store(&pools->table[0].size_bytes, pools->region.size_bytes);
@@ -219,13 +230,21 @@ void hifc_pools_destroy(struct hifc_pools *pools)
     free(pools);
 }
 
-void hifc_pools_disown(struct hifc_pools *pools, void **base, uint64_t *size_bytes)
+/* Mutex held. Where the extent begins, or NONE. */
+static uint32_t alloc_pages(struct hifc_pools *pools, uint64_t count)
 {
-    pthread_mutex_lock(&pools->mutex);
-    pools->region.disowned = true;
-    *base = pools->region.base;
-    *size_bytes = pools->region.size_bytes;
-    pthread_mutex_unlock(&pools->mutex);
+    uint32_t first = count <= pools->page_count ? take(pools, (uint32_t)count) : NONE;
+    if (first != NONE) {
+        uint64_t used = pools->used_bytes + count * PAGE_BYTES;
+        pools->used_bytes = used;
+        pools->peak_bytes = used > pools->peak_bytes ? used : pools->peak_bytes;
+    }
+    return first;
+}
+
+static uint64_t pages_of(uint64_t size_bytes)
+{
+    return size_bytes / PAGE_BYTES + (size_bytes % PAGE_BYTES != 0);
 }
 
 int hifc_pools_alloc(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *offset)
@@ -234,17 +253,8 @@ int hifc_pools_alloc(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *of
         return hifc_fail(-EINVAL, "%s: a buffer of 0 bytes; ask for at least one",
                          pools->device->uri);
     }
-    uint32_t first = NONE;
-    uint64_t count = size_bytes / PAGE_BYTES + (size_bytes % PAGE_BYTES != 0);
     pthread_mutex_lock(&pools->mutex);
-    if (count <= pools->page_count) {
-        first = take(pools, (uint32_t)count);
-    }
-    if (first != NONE) {
-        uint64_t used = pools->used_bytes + count * PAGE_BYTES;
-        pools->used_bytes = used;
-        pools->peak_bytes = used > pools->peak_bytes ? used : pools->peak_bytes;
-    }
+    uint32_t first = alloc_pages(pools, pages_of(size_bytes));
     pthread_mutex_unlock(&pools->mutex);
     if (first == NONE) {
         return hifc_fail(-ENOMEM, "%s: no %llu contiguous bytes left in the buffer pool (%llu of "
@@ -318,31 +328,121 @@ static bool all_lent(struct hifc_pools *pools, uint64_t first, uint64_t last)
     return true;
 }
 
+/* What may be lent in all. */
+static uint64_t lendable_bytes(const struct hifc_pools *pools)
+{
+    uint64_t size_bytes = (uint64_t)pools->page_count * PAGE_BYTES;
+    return size_bytes - size_bytes / HIFC_POOL_OWN_SHARE;
+}
+
 int hifc_pools_lend(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *offset)
 {
-    int error = hifc_pools_alloc(pools, size_bytes, offset);
-    if (!error) {
-        mark_lent(pools, *offset / PAGE_BYTES, (size_bytes + PAGE_BYTES - 1) / PAGE_BYTES, true);
+    if (size_bytes == 0) {
+        return hifc_fail(-EINVAL, "%s: a buffer of 0 bytes; ask for at least one",
+                         pools->device->uri);
     }
-    return error;
+    uint64_t count = pages_of(size_bytes), most = lendable_bytes(pools);
+    if (count > most / PAGE_BYTES) {
+        return hifc_fail(-ENOMEM, "%s: a buffer of %llu bytes is larger than the pool may lend (%llu "
+                         "bytes); open with a larger pool_size_bytes", pools->device->uri,
+                         (unsigned long long)size_bytes, (unsigned long long)most);
+    }
+    uint32_t first = NONE;
+    pthread_mutex_lock(&pools->mutex);
+    uint64_t lent = pools->lent_bytes;
+    bool awaited = pools->held != NONE;
+    if (!pools->ended && count <= (most - lent) / PAGE_BYTES) {
+        first = alloc_pages(pools, count);
+    }
+    if (first != NONE) {
+        pools->lent_bytes += count * PAGE_BYTES;
+        mark_lent(pools, first, count, true);
+    }
+    pthread_mutex_unlock(&pools->mutex);
+    if (first == NONE) {
+        return hifc_fail(awaited ? -EAGAIN : -ENOMEM,
+                         "%s: no room for a buffer of %llu bytes: buffers hold %llu of the %llu "
+                         "bytes of the pool that may be lent; free some, or open with a larger "
+                         "pool_size_bytes", pools->device->uri, (unsigned long long)size_bytes,
+                         (unsigned long long)lent, (unsigned long long)most);
+    }
+    *offset = (uint64_t)first * PAGE_BYTES;
+    return 0;
+}
+
+/* Mutex held. */
+static void unmap_if_unused(struct hifc_pools *pools)
+{
+    if (pools->ended && pools->lent_bytes == 0) {
+        atomic_store(&pools->table[0].base, NULL);
+        atomic_store(&pools->table[0].size_bytes, 0);
+        hifc_region_destroy(pools->device, &pools->region);
+    }
+}
+
+/* Mutex held. */
+static void end_loan(struct hifc_pools *pools, uint32_t first)
+{
+    uint64_t bytes = (uint64_t)pools->pages[first].count * PAGE_BYTES;
+    pools->used_bytes -= bytes;
+    pools->lent_bytes -= bytes;
+    give_back(pools, first);
 }
 
 int hifc_pools_take_back(struct hifc_pools *pools, uint64_t offset)
 {
     uint64_t first = offset / PAGE_BYTES;
-    bool lent = false;
     pthread_mutex_lock(&pools->mutex);
-    if (starts_buffer(pools, offset)) {
-        lent = all_lent(pools, first, first);
-        if (lent) {
-            mark_lent(pools, first, pools->pages[first].count, false);
+    bool lent = starts_buffer(pools, offset) && all_lent(pools, first, first);
+    if (lent) {
+        mark_lent(pools, first, pools->pages[first].count, false);
+        if (pools->holds > 0) {
+            pools->pages[first].state = HELD;
+            pools->pages[first].next = pools->held;
+            pools->held = (uint32_t)first;
+        } else {
+            end_loan(pools, (uint32_t)first);
+            unmap_if_unused(pools);
         }
     }
     pthread_mutex_unlock(&pools->mutex);
-    return lent ? hifc_pools_free(pools, offset)
+    return lent ? 0
                 : hifc_fail(-EINVAL, "%s: no buffer begins at offset %llu of the buffer pool "
                             "(freed twice, or never allocated)", pools->device->uri,
                             (unsigned long long)offset);
+}
+
+void hifc_pools_hold(struct hifc_pools *pools)
+{
+    pthread_mutex_lock(&pools->mutex);
+    pools->holds++;
+    pthread_mutex_unlock(&pools->mutex);
+}
+
+void hifc_pools_unhold(struct hifc_pools *pools)
+{
+    pthread_mutex_lock(&pools->mutex);
+    assert(pools->holds > 0);
+    pools->holds--;
+    while (pools->holds == 0 && pools->held != NONE) {
+        uint32_t first = pools->held;
+        pools->held = pools->pages[first].next;
+        end_loan(pools, first);
+    }
+    unmap_if_unused(pools);
+    pthread_mutex_unlock(&pools->mutex);
+}
+
+/* Stands in messages for a device that was closed. */
+static struct hifc_device closed_device = {.uri = "a closed namespace"};
+
+void hifc_pools_end(struct hifc_pools *pools)
+{
+    pthread_mutex_lock(&pools->mutex);
+    pools->device = &closed_device;
+    pools->ended = true;
+    unmap_if_unused(pools);
+    pthread_mutex_unlock(&pools->mutex);
 }
 
 uint8_t *hifc_pools_resolve_lent(struct hifc_pools *pools, uint32_t pool, uint64_t offset,

@@ -145,9 +145,7 @@ void hifc_region_destroy(struct hifc_device *device, struct hifc_region *region)
         return;
     }
     hifc_region_release(device, region);
-    if (!region->disowned) {
-        munmap(region->base, region->size_bytes);
-    }
+    munmap(region->base, region->size_bytes);
     close(region->fd);
     *region = (struct hifc_region){.fd = -1};
 }

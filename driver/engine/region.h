@@ -19,7 +19,6 @@ struct hifc_region {
     int fd;              /* of the memfd, for processes that attach */
     bool huge;           /* of huge pages; otherwise of ordinary ones, taken as they are touched */
     bool registered;     /* with the device */
-    bool disowned;       /* destroy leaves it mapped, for whoever still points into it */
 };
 
 /* Maps size_bytes, rounded up to 2 MiB, of huge pages where enough are free, and registers it where

@@ -11,10 +11,10 @@
  * answer (`enum hifc_answer`, >= 0) or a negative errno:
  *   -EIO       the device failed a command (sct and sc in the ticket's first error)
  *   -EBADMSG   the stored bytes do not match their checksum; the buffer was zeroed
- *   -ESHUTDOWN the namespace was closed or detached, -EINVAL the request makes no sense
+ *   -ESHUTDOWN the namespace was shut down or detached, -EINVAL the request makes no sense
  *
  * Threads. Every function may be called from any thread, except that closing must not race with
- * other calls on the same handle. After fork() every call in the child answers -ESHUTDOWN.
+ * other calls on the same handle. After fork() every call in the child answers -ECHILD.
  *
  * Memory. A request names memory as (pool, offset), never by pointer. `hifc_buffer_alloc` hands
  * out pool 0: memory that the device reads and writes without a copy. Whatever else is in pool 0 is
@@ -173,12 +173,15 @@ struct hifc_open_opts {
 };
 
 HIFC_API int hifc_open(const char *uri, const struct hifc_open_opts *opts, struct hifc_ns **out);
-/* Seals what is open, marks the namespace clean, releases the device and all its memory: buffers
- * of pool 0 are gone unless disowned. Requests in flight complete first. -EBUSY: a call of another
- * thread did not return in time; nothing was sealed, released or freed, every call answers
- * -ESHUTDOWN, and close is to be called again. With every other result the namespace is closed and
- * its handle gone; a nonzero one tells that something could not be written, also where that happened
- * when the owner's socket detached it before. */
+/* Seals what is open, marks the namespace clean and releases the device. Requests in flight complete
+ * first. The handle stays: every later call answers -ESHUTDOWN, but for those that give something
+ * back (tickets, buffers, rings), and buffers of pool 0 stay mapped until the last one is freed.
+ * -EBUSY: a call of another thread did not return in time; nothing was sealed or released, and
+ * shutdown is to be called again. Another nonzero result tells that something could not be written,
+ * also where that happened when the owner's socket detached it before, and is given again. */
+HIFC_API int hifc_shutdown(struct hifc_ns *ns);
+/* Shuts down if that was not done, and frees the handle and all its memory, buffers of pool 0 as
+ * well. -EBUSY as above, and nothing was freed: close again. No other call may be under way. */
 HIFC_API int hifc_close(struct hifc_ns *ns);
 
 /* ---- the device below ------------------------------------------------------------------------ */
@@ -187,12 +190,14 @@ HIFC_API int hifc_close(struct hifc_ns *ns);
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
-/* size_bytes rounded up to pages, page-aligned. -ENOMEM: the pool is full (pool_size_bytes). */
+/* One part in so many of pool 0 is never given out: without a page of its own the library could not
+ * end a request, whose buffer then would never come back. */
+#define HIFC_POOL_OWN_SHARE 16u
+
+/* size_bytes rounded up to pages, page-aligned. -ENOMEM: the pool is full (pool_size_bytes; a part of
+ * it is the library's). -EAGAIN: it is, and buffers of abandoned requests will come back. */
 HIFC_API int hifc_buffer_alloc(struct hifc_ns *ns, uint64_t size_bytes, uint64_t *offset);
 HIFC_API int hifc_buffer_free(struct hifc_ns *ns, uint64_t offset);
-/* Pool 0 stays mapped when the namespace closes, for arrays of a language with garbage collection
- * that outlive it; the caller munmaps [*base, +*size_bytes) later. */
-HIFC_API int hifc_pool_disown(struct hifc_ns *ns, void **base, uint64_t *size_bytes);
 HIFC_API void *hifc_pool_base(struct hifc_ns *ns, uint32_t pool, uint64_t *size_bytes);
 /* Makes memory of the caller a pool. The device must be able to reach it: spdk devices want whole
  * 2 MiB, of huge pages or, on PCIe, of another device's BAR; others page alignment. Unregister waits
@@ -228,6 +233,36 @@ HIFC_API int hifc_ticket_info(struct hifc_ticket *ticket, struct hifc_ticket_inf
 HIFC_API int hifc_ticket_fd(struct hifc_ticket *ticket);
 /* Waits for the ticket if it is not done, then frees it. */
 HIFC_API void hifc_ticket_free(struct hifc_ticket *ticket);
+/* Waits as hifc_ticket_wait does. Once the ticket is done (1): *info, if not NULL, says how, the
+ * ticket is freed and *ticket is NULL. 0 and a negative errno leave it as it was. */
+HIFC_API int hifc_ticket_finish(struct hifc_ticket **ticket, int64_t timeout_us,
+                                struct hifc_ticket_info *info);
+/* hifc_submit of one request, then hifc_ticket_finish. 0: it is in flight, and finish goes on. */
+HIFC_API int hifc_execute(struct hifc_ns *ns, struct hifc_req *req, int64_t timeout_us,
+                          struct hifc_ticket **ticket, struct hifc_ticket_info *info);
+
+/* ---- giving up ------------------------------------------------------------------------------- */
+
+/* For callers that stop waiting: an exception, a signal handler, a garbage collector. Each call gives
+ * one thing back and takes the variable that held it, which is NULL (or HIFC_NO_BUFFER) afterwards:
+ * repeated, it does nothing. None of them does anything in a child of fork(). */
+
+struct hifc_ring;
+
+#define HIFC_NO_BUFFER UINT64_MAX
+
+/* Gives a ticket up: waits for it at most timeout_us, and frees it once it is done, which the library
+ * does by itself where that is later. After the call the library does not touch the requests any
+ * more. What they ask for goes on: a put may still store its value. Buffers that they name may be
+ * freed at once; they are handed out again when nothing is transferred into them any more. */
+HIFC_API void hifc_ticket_drop(struct hifc_ticket **ticket, int64_t timeout_us);
+HIFC_API void hifc_buffer_drop(struct hifc_ns *ns, uint64_t *offset);
+/* Aborts a reservation, if it is still open, as soon as its writes have ended. */
+HIFC_API void hifc_reservation_drop(struct hifc_ns *ns, uint64_t handle);
+/* hifc_ring_close: -ETIMEDOUT, and *ring is what it was, where that answers so. */
+HIFC_API int hifc_ring_drop(struct hifc_ring **ring);
+/* hifc_close: -EBUSY, and *ns is what it was, where that answers so. */
+HIFC_API int hifc_drop(struct hifc_ns **ns);
 
 /* ---- request rings: reads that nobody waits for ---------------------------------------------- */
 
@@ -268,10 +303,13 @@ HIFC_API int hifc_ring_kick(struct hifc_ring *ring);
 HIFC_API int hifc_ring_wait(struct hifc_ring *ring, const uint32_t *indices, uint32_t count,
                             int64_t timeout_us);
 /* Nothing is taken any more, what was not started is answered -ESHUTDOWN; waits for reads in flight,
- * at most twice the command timeout (-ETIMEDOUT: nothing was freed, close again), then unmaps the
- * region. A ring outlives its namespace, which answers it on close, and is closed after it, too. No
+ * at most twice the command timeout (-ETIMEDOUT: call it again). The ring stays, and every later call
+ * on it answers -ESHUTDOWN; a wait that has begun ends. A ring outlives its namespace, which does the
+ * same when it is shut down. */
+HIFC_API int hifc_ring_shutdown(struct hifc_ring *ring);
+/* Shuts the ring down if that was not done, and unmaps its region; -ETIMEDOUT: nothing was freed. No
  * other call on the ring may be under way, and none on any ring may begin while its namespace is being
- * closed; a wait that has begun ends then. */
+ * freed (hifc_close). */
 HIFC_API int hifc_ring_close(struct hifc_ring *ring);
 
 /* ---- the index: these never block and do no I/O --------------------------------------------- */

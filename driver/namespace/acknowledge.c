@@ -59,7 +59,7 @@ static void op_done(struct hifc_ns *ns, struct ns_op *op, int status, uint64_t b
                     const struct hifc_error *error)
 {
     if (op->req) {
-        ns_answer(ns, op->ticket, op->req, status, bytes, error);
+        ns_answer(ns, op->ticket, op->req, op->callers_pool, status, bytes, error);
         ns_op_free(ns, op);
     } else {
         op->status = status;

@@ -63,6 +63,8 @@ void ns_op_init(struct ns_op *op)
     op->req = NULL;
     op->ticket = NULL;
     op->fetch = NULL;
+    op->callers_pool = 0;
+    op->checksums_out = NULL;
     op->attempts = 0;
     op->has_previous = false;
     op->status = 0;

@@ -46,7 +46,7 @@ int ns_enter(struct hifc_ns *ns, struct hifc_ns **visit)
         return hifc_fail(-EINVAL, "no namespace: open one first");
     }
     if (hifc_forked_since(ns->fork_generation)) {
-        return hifc_fail(-ESHUTDOWN, "this namespace belongs to the parent process: open it after "
+        return hifc_fail(-ECHILD, "this namespace belongs to the parent process: open it after "
                                      "fork(), or attach to its owner");
     }
     /* Counted first and looked at second, while who closes does it the other way round. */
@@ -338,29 +338,44 @@ static void release_device(struct hifc_ns *ns)
     }
 }
 
-static void destroy(struct hifc_ns *ns)
+/* All but what a call finds that comes after the end: tickets, which their owners still give back,
+ * and lent memory of the pool. */
+static void release_tables(struct hifc_ns *ns)
 {
-    release_device(ns);
     while (ns->open_list) {
         ns_open_destroy(ns, ns->open_list);
     }
     ns_reservations_destroy(ns);
     ns_lookup_destroy(ns);
     ns_admission_destroy(ns);
-    ns_tickets_destroy(ns);
     ns_memory_destroy(ns);
+    pthread_mutex_lock(&ns->mutex); /* a ring that is being closed looks whether it is still ours */
     ns_prefetch_destroy(ns);
+    pthread_mutex_unlock(&ns->mutex);
     if (ns->index) {
         hifc_index_destroy(ns->index);
-    }
-    if (ns->pools) {
-        hifc_pools_destroy(ns->pools);
+        ns->index = NULL;
     }
     for (uint32_t i = 0; ns->segments && i < ns->segment_count; i++) {
         free(ns->segments[i].entries);
     }
     free(ns->segments);
     free(ns->free_list);
+    ns->segments = NULL;
+    ns->free_list = NULL;
+    if (ns->pools) {
+        hifc_pools_end(ns->pools);
+    }
+}
+
+static void destroy(struct hifc_ns *ns)
+{
+    release_device(ns);
+    release_tables(ns);
+    ns_tickets_destroy(ns);
+    if (ns->pools) {
+        hifc_pools_destroy(ns->pools);
+    }
     free(ns->published);
     pthread_cond_destroy(&ns->changed);
     pthread_mutex_destroy(&ns->mutex);
@@ -481,7 +496,7 @@ static bool wait_left(struct hifc_ns *ns)
     return true;
 }
 
-/* Ends all activity, seals and releases the device; what close and detach have in common. It runs to
+/* Ends all activity, seals and releases the device; what shutdown and detach have in common. It runs to
  * its end once: afterwards ns->ended is set and the result of that run is given again. -EBUSY, and
  * ns->ended is not set: a call would not end, nothing was sealed or released, and it may be called
  * again. */
@@ -509,6 +524,7 @@ static int shut_down(struct hifc_ns *ns)
         ns->end.code = error == -EBUSY ? -EIO : error; /* -EBUSY means that it has not ended */
     }
     release_device(ns);
+    release_tables(ns);
     ns->ended = true;
     hifc_error_adopt(&ns->end);
     return ns->end.code;
@@ -520,20 +536,24 @@ static int owner_detach(void *context)
     return shut_down(context);
 }
 
-HIFC_API int hifc_close(struct hifc_ns *ns)
+HIFC_API int hifc_shutdown(struct hifc_ns *ns)
 {
     if (!ns) {
-        return 0;
+        return hifc_fail(-EINVAL, "no namespace to shut down");
     }
     if (hifc_forked_since(ns->fork_generation)) {
-        return hifc_fail(-ESHUTDOWN, "this namespace belongs to the parent process, which closes "
-                                     "it");
+        return hifc_fail(-ECHILD, "this namespace belongs to the parent process, which closes it");
     }
     /* Its thread may be in a detach: from here on only this thread shuts down. */
     hifc_owner_stop(ns->owner);
     ns->owner = NULL;
-    int error = shut_down(ns);
-    if (!ns->ended) {
+    return shut_down(ns);
+}
+
+HIFC_API int hifc_close(struct hifc_ns *ns)
+{
+    int error = ns ? hifc_shutdown(ns) : 0;
+    if (!ns || hifc_forked_since(ns->fork_generation) || !ns->ended) {
         return error;
     }
     struct hifc_error kept = ns->end;
@@ -542,4 +562,17 @@ HIFC_API int hifc_close(struct hifc_ns *ns)
         hifc_error_adopt(&kept);
     }
     return error;
+}
+
+HIFC_API int hifc_drop(struct hifc_ns **ns)
+{
+    if (!*ns || hifc_forked_since((*ns)->fork_generation)) {
+        return 0;
+    }
+    int error = hifc_close(*ns);
+    if (error == -EBUSY) {
+        return error;
+    }
+    *ns = NULL;
+    return 0;
 }

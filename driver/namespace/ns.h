@@ -121,9 +121,11 @@ struct ns_fetch; /* prefetch.h */
 struct ns_op {
     struct hifc_ns *ns;
     struct ns_op *next;
-    struct hifc_req *req;       /* NULL: a move */
+    struct hifc_req *req;       /* NULL: a move; read at dispatch alone, written by ns_answer */
     struct hifc_ticket *ticket; /* NULL: a move, or for a ring */
     struct ns_fetch *fetch;     /* whose part it is, for a ring; else NULL */
+    uint32_t callers_pool;      /* whose memory it names, or 0: see ns_callers_pool */
+    uint32_t *checksums_out;    /* a read that is not verified here: where the expected ones go */
     struct hifc_key key;
     uint8_t kind;
     uint8_t cls;
@@ -242,6 +244,7 @@ struct hifc_ticket {
     _Atomic uint32_t remaining; /* futex */
     _Atomic uint32_t waiters;
     int fd;
+    bool abandoned;   /* nobody waits: the last answer frees it, no request is written to */
     uint8_t first_op; /* enum hifc_op of its first request */
     struct hifc_ticket_info info;
     uint64_t start_ns;
@@ -338,8 +341,8 @@ struct hifc_ns {
 /* ---- ns.c ----------------------------------------------------------------------------------- */
 uint64_t ns_now(void); /* CLOCK_MONOTONIC in ns */
 uint64_t ns_deadline(int64_t timeout_us); /* on that clock; below 0: never */
-/* A call of the public interface: 0, or -ESHUTDOWN with the reason (closed, detached, in a child of
- * fork()). Device and engine stay until the visit ends, with the scope of the variable:
+/* A call of the public interface: 0, -ESHUTDOWN with the reason (closed, detached), or -ECHILD (in a
+ * child of fork()). Device and engine stay until the visit ends, with the scope of the variable:
  *     struct hifc_ns *visit NS_VISIT = NULL;
  *     int error = ns_enter(ns, &visit);
  */
@@ -395,9 +398,11 @@ int ns_tickets_create(struct hifc_ns *ns);
 void ns_tickets_destroy(struct hifc_ns *ns);
 /* Mutex held. first_op: enum hifc_op of the first of them, for the histograms of latency. */
 struct hifc_ticket *ns_ticket_alloc(struct hifc_ns *ns, uint32_t requests, uint8_t first_op);
-/* Answers a request: mutex held. Wakes who waits when it was the ticket's last. */
-void ns_answer(struct hifc_ns *ns, struct hifc_ticket *ticket, struct hifc_req *req, int status,
-               uint64_t bytes, const struct hifc_error *error);
+/* Answers a request: mutex held. Wakes who waits when it was the ticket's last. callers_pool: the
+ * pool that the request was counted for. The request is written to unless its ticket was
+ * abandoned, and never read. */
+void ns_answer(struct hifc_ns *ns, struct hifc_ticket *ticket, struct hifc_req *req,
+               uint32_t callers_pool, int status, uint64_t bytes, const struct hifc_error *error);
 
 /* ---- segments.c: mutex held ----------------------------------------------------------------- */
 uint64_t ns_segment_base(const struct hifc_ns *ns, uint32_t segment);

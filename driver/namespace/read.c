@@ -124,7 +124,7 @@ static bool verify(struct ns_op *op)
     if (op->table_memory && !table_accept(op)) {
         return false;
     }
-    if (op->req->flags & HIFC_F_CHECKSUMS) {
+    if (op->checksums_out) {
         return true;
     }
     if (op->expected_known) {
@@ -350,13 +350,11 @@ static void quarantine(struct hifc_ns *ns, const struct ns_op *op, struct hifc_e
              op->length, op->segment, op->offset * HIFC_UNIT_BYTES);
 }
 
-static void give_checksums(struct hifc_ns *ns, const struct ns_op *op)
+static void give_checksums(const struct ns_op *op)
 {
-    const struct hifc_req *req = op->req;
     uint32_t first = op->value_offset / part_bytes(op);
     uint32_t count = (op->value_offset + op->want_bytes - 1) / part_bytes(op) - first + 1;
-    uint32_t *out = (uint32_t *)hifc_pools_resolve(ns->pools, req->pool, req->checksum_offset,
-                                                   count * 4ull);
+    uint32_t *out = op->checksums_out;
     if (op->packed) {
         memcpy(out, op->computed + first, count * 4ull);
     } else if (op->part_count > 1) {
@@ -389,10 +387,8 @@ void ns_read_completed(struct hifc_ns *ns, struct ns_op *op)
         quarantine(ns, op, &error);
         status = op->cls == HIFC_SWAP ? -EBADMSG : HIFC_MISS;
         first = &error;
-    } else {
-        if (op->req->flags & HIFC_F_CHECKSUMS) {
-            give_checksums(ns, op);
-        }
+    } else if (op->checksums_out) {
+        give_checksums(op);
     }
     if (op->fetch) {
         ns_op_free(ns, op);
@@ -403,6 +399,6 @@ void ns_read_completed(struct hifc_ns *ns, struct ns_op *op)
         ns->stats.get_count++;
         ns->stats.get_bytes += op->want_bytes;
     }
-    ns_answer(ns, op->ticket, op->req, status, op->want_bytes, first);
+    ns_answer(ns, op->ticket, op->req, op->callers_pool, status, op->want_bytes, first);
     ns_op_free(ns, op);
 }

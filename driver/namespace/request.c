@@ -17,6 +17,7 @@ static struct ns_op *op_for(struct hifc_ns *ns, struct hifc_req *req, struct hif
     if (op) {
         op->req = req;
         op->ticket = ticket;
+        op->callers_pool = ns_callers_pool(req);
         op->key = req->key;
     }
     return op;
@@ -67,9 +68,12 @@ int ns_get(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticket *ticket,
     op->want_bytes = want;
     uint32_t part = slot->length / op->part_count;
     uint32_t covered = (req->value_offset + want - 1) / part - req->value_offset / part + 1;
-    if (req->flags & HIFC_F_CHECKSUMS && !ns_checksum_memory(ns, req, covered)) {
-        ns_op_free(ns, op);
-        return -EINVAL;
+    if (req->flags & HIFC_F_CHECKSUMS) {
+        op->checksums_out = (uint32_t *)ns_checksum_memory(ns, req, covered);
+        if (!op->checksums_out) {
+            ns_op_free(ns, op);
+            return -EINVAL;
+        }
     }
     int status = ns_read_start(ns, op, req, base);
     if (status != 0) {
@@ -279,7 +283,7 @@ static void answer_now(struct hifc_ns *ns, struct hifc_ticket *ticket, struct hi
         hifc_error_copy(&error);
     }
     uint64_t bytes = req->op == HIFC_OP_WRITE ? req->length : 0;
-    ns_answer(ns, ticket, req, status, bytes, status < 0 ? &error : NULL);
+    ns_answer(ns, ticket, req, ns_callers_pool(req), status, bytes, status < 0 ? &error : NULL);
 }
 
 /* With the reactor the janitor's thread looks at the time; inline, requests do. Mutex held. */
@@ -356,4 +360,11 @@ HIFC_API int hifc_submit(struct hifc_ns *ns, struct hifc_req *reqs, uint32_t cou
     ns_scratch_free(&scratch);
     *out = ticket;
     return 0;
+}
+
+HIFC_API int hifc_execute(struct hifc_ns *ns, struct hifc_req *req, int64_t timeout_us,
+                          struct hifc_ticket **ticket, struct hifc_ticket_info *info)
+{
+    int error = hifc_submit(ns, req, 1, ticket);
+    return error ? error : hifc_ticket_finish(ticket, timeout_us, info);
 }

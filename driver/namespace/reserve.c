@@ -362,7 +362,7 @@ static void commit_continue(struct hifc_ns *ns, struct ns_reservation *r)
         status = commit_now(ns, r, op);
     }
     if (status != HIFC_IN_FLIGHT) {
-        ns_answer(ns, op->ticket, op->req, status, 0,
+        ns_answer(ns, op->ticket, op->req, op->callers_pool, status, 0,
                   status < 0 ? &ns->last_device_error : NULL);
         ns_op_free(ns, op);
     }
@@ -383,7 +383,7 @@ void ns_reservation_write_completed(struct hifc_ns *ns, struct ns_op *op)
             reservation_give_up(ns, r);
         }
     }
-    ns_answer(ns, op->ticket, op->req, op->status, op->want_bytes,
+    ns_answer(ns, op->ticket, op->req, op->callers_pool, op->status, op->want_bytes,
               op->status != 0 ? &error : NULL);
     op->reservation = NULL;
     ns_op_free(ns, op);
@@ -403,6 +403,24 @@ void ns_reservations_fail(struct hifc_ns *ns, uint32_t segment)
         }
         reservation_give_up(ns, r);
     }
+}
+
+HIFC_API void hifc_reservation_drop(struct hifc_ns *ns, uint64_t handle)
+{
+    struct hifc_ns *visit NS_VISIT = NULL;
+    if (ns_enter(ns, &visit) != 0) {
+        return; /* closing aborts it */
+    }
+    pthread_mutex_lock(&ns->mutex);
+    struct ns_reservation *r = ns_reservation_find(ns, handle);
+    if (r && r->state == NS_RESERVATION_OPEN) {
+        if (r->writes_inflight == 0) {
+            reservation_drop(ns, r);
+        } else {
+            r->deadline_ns = 0; /* expires once they have ended */
+        }
+    }
+    ns_unlock_and_issue(ns);
 }
 
 void ns_reservations_expire(struct hifc_ns *ns, uint64_t now_ns)

@@ -269,12 +269,13 @@ HIFC_API int hifc_ring_open(struct hifc_ns *ns, const struct hifc_ring_opts *giv
 static int enter(struct hifc_ring *ring, struct hifc_ns **visit)
 {
     if (!ring || hifc_forked_since(ring->fork_generation)) {
-        return hifc_fail(ring ? -ESHUTDOWN : -EINVAL, "no ring, or one of the parent process: open "
-                                                      "one after fork()");
+        return hifc_fail(ring ? -ECHILD : -EINVAL, "no ring, or one of the parent process: open "
+                                                   "one after fork()");
     }
     struct hifc_ns *ns = atomic_load(&ring->ns);
     return ns ? ns_enter(ns, visit)
-              : hifc_fail(-ESHUTDOWN, "the namespace of this ring is closed: close the ring, too");
+              : hifc_fail(-ESHUTDOWN, "this ring, or its namespace, is closed: open another "
+                                     "(ns.ring, hifc_ring_open)");
 }
 
 HIFC_API void *hifc_ring_base(struct hifc_ring *ring, uint64_t *size_bytes)
@@ -353,8 +354,8 @@ HIFC_API int hifc_ring_wait(struct hifc_ring *ring, const uint32_t *indices, uin
 {
     uint32_t at = 0;
     if (!ring || (!indices && count) || hifc_forked_since(ring->fork_generation)) {
-        return hifc_fail(ring ? -ESHUTDOWN : -EINVAL, "no ring or no status words to wait for, or "
-                                                      "a ring of the parent process");
+        return hifc_fail(ring ? -ECHILD : -EINVAL, "no ring or no status words to wait for, or "
+                                                   "a ring of the parent process");
     }
     for (uint32_t i = 0; i < count; i++) {
         if (indices[i] >= ring->memory.status_count) {
@@ -423,18 +424,20 @@ static void forget(struct hifc_ns *ns, const struct hifc_ring *ring)
     ns->stats.prefetch_overflowed += overflowed(ring);
 }
 
-HIFC_API int hifc_ring_close(struct hifc_ring *ring)
+HIFC_API int hifc_ring_shutdown(struct hifc_ring *ring)
 {
     if (!ring) {
-        return 0;
+        return hifc_fail(-EINVAL, "no ring to shut down");
     }
     if (hifc_forked_since(ring->fork_generation)) {
-        return hifc_fail(-ESHUTDOWN, "this ring belongs to the parent process, which closes it");
+        return hifc_fail(-ECHILD, "this ring belongs to the parent process, which closes it");
     }
     struct hifc_ns *ns = atomic_load(&ring->ns);
     if (ns) {
         pthread_mutex_lock(&ns->mutex);
-        want_close(ns, ring);
+        if (atomic_load(&ring->ns)) {
+            want_close(ns, ring);
+        }
         pthread_mutex_unlock(&ns->mutex);
         struct hifc_ns *visit NS_VISIT = NULL;
         if (ns_enter(ns, &visit) == 0) {
@@ -446,9 +449,29 @@ HIFC_API int hifc_ring_close(struct hifc_ring *ring)
                                          "again", ns->uri);
         }
         pthread_mutex_lock(&ns->mutex);
-        forget(ns, ring);
+        if (atomic_load(&ring->ns)) {
+            forget(ns, ring);
+            atomic_store(&ring->ns, NULL);
+        }
         pthread_mutex_unlock(&ns->mutex);
     }
-    ring_free(ring);
     return 0;
+}
+
+HIFC_API int hifc_ring_close(struct hifc_ring *ring)
+{
+    int error = ring ? hifc_ring_shutdown(ring) : 0;
+    if (ring && !error) {
+        ring_free(ring);
+    }
+    return error;
+}
+
+HIFC_API int hifc_ring_drop(struct hifc_ring **ring)
+{
+    int error = hifc_ring_close(*ring);
+    if (!error) {
+        *ring = NULL;
+    }
+    return error;
 }

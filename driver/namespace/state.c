@@ -31,22 +31,20 @@ HIFC_API int hifc_buffer_alloc(struct hifc_ns *ns, uint64_t size_bytes, uint64_t
     return error ? error : hifc_pools_lend(ns->pools, size_bytes, offset);
 }
 
+/* Also once the namespace was shut down: its pool is there as long as a buffer is lent. */
 HIFC_API int hifc_buffer_free(struct hifc_ns *ns, uint64_t offset)
 {
-    struct hifc_ns *visit NS_VISIT = NULL;
-    int error = ns_enter(ns, &visit);
-    return error ? error : hifc_pools_take_back(ns->pools, offset);
+    if (!ns || hifc_forked_since(ns->fork_generation)) {
+        return hifc_fail(ns ? -ECHILD : -EINVAL, "no namespace, or one of the parent process");
+    }
+    return hifc_pools_take_back(ns->pools, offset);
 }
 
-HIFC_API int hifc_pool_disown(struct hifc_ns *ns, void **base, uint64_t *size_bytes)
+HIFC_API void hifc_buffer_drop(struct hifc_ns *ns, uint64_t *offset)
 {
-    struct hifc_ns *visit NS_VISIT = NULL;
-    int error = ns_enter(ns, &visit);
-    if (error == 0 || (ns && !hifc_forked_since(ns->fork_generation))) {
-        hifc_pools_disown(ns->pools, base, size_bytes); /* also once detached: the pool is there */
-        error = 0;
+    if (*offset != HIFC_NO_BUFFER && hifc_buffer_free(ns, *offset) == 0) {
+        *offset = HIFC_NO_BUFFER;
     }
-    return error;
 }
 
 HIFC_API int hifc_pool_register(struct hifc_ns *ns, void *base, uint64_t size_bytes, uint32_t *pool)

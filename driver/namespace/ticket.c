@@ -5,6 +5,11 @@
  * `remaining` is a futex word. It is decremented under the namespace's mutex; waiters sleep on it
  * without. A ticket's memory lives as long as the namespace, so that waking one which its owner
  * has just freed is harmless.
+ *
+ * A ticket that is abandoned before it is done has no owner any more: the last answer frees it. From
+ * the moment it is abandoned none of its requests is written to, and buffers that the caller frees
+ * are handed out again only once no abandoned ticket is left (hifc_pools_hold), since transfers into
+ * them may still be under way.
  */
 #include <linux/futex.h>
 #include <stdlib.h>
@@ -55,6 +60,7 @@ struct hifc_ticket *ns_ticket_alloc(struct hifc_ns *ns, uint32_t requests, uint8
     }
     ns->free_tickets = ticket->next_free;
     ticket->first_op = first_op;
+    ticket->abandoned = false;
     ticket->info.requests = requests;
     ticket->info.completed = ticket->info.failed = ticket->info.other = 0;
     ticket->info.bytes = ticket->info.elapsed_ns = 0;
@@ -96,6 +102,18 @@ static void count_latency(struct hifc_ticket *ticket)
     }
 }
 
+/* Mutex held. */
+static void recycle(struct hifc_ticket *ticket)
+{
+    struct hifc_ns *ns = ticket->ns;
+    if (ticket->fd >= 0) {
+        close(ticket->fd);
+        ticket->fd = -1;
+    }
+    ticket->next_free = ns->free_tickets;
+    ns->free_tickets = ticket;
+}
+
 static void ticket_done(struct hifc_ticket *ticket)
 {
     ticket->info.elapsed_ns = ns_now() - ticket->start_ns;
@@ -107,17 +125,22 @@ static void ticket_done(struct hifc_ticket *ticket)
     if (atomic_load(&ticket->waiters) != 0) {
         syscall(SYS_futex, &ticket->remaining, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
     }
+    if (ticket->abandoned) {
+        recycle(ticket);
+        hifc_pools_unhold(ticket->ns->pools);
+    }
 }
 
-void ns_answer(struct hifc_ns *ns, struct hifc_ticket *ticket, struct hifc_req *req, int status,
-               uint64_t bytes, const struct hifc_error *error)
+void ns_answer(struct hifc_ns *ns, struct hifc_ticket *ticket, struct hifc_req *req,
+               uint32_t callers_pool, int status, uint64_t bytes, const struct hifc_error *error)
 {
     struct hifc_ticket_info *info = &ticket->info;
-    uint32_t pool = ns_callers_pool(req);
-    if (pool) {
-        atomic_fetch_sub(&ns->pool_requests[pool], 1);
+    if (callers_pool) {
+        atomic_fetch_sub(&ns->pool_requests[callers_pool], 1);
     }
-    __atomic_store_n(&req->status, status, __ATOMIC_RELEASE);
+    if (!ticket->abandoned) {
+        __atomic_store_n(&req->status, status, __ATOMIC_RELEASE);
+    }
     if (status < 0) {
         info->failed++;
         if (info->first_error.code == 0) {
@@ -206,8 +229,7 @@ static int ticket_wait_reactor(struct hifc_ticket *ticket, int64_t timeout_us)
 HIFC_API int hifc_ticket_wait(struct hifc_ticket *ticket, int64_t timeout_us)
 {
     if (hifc_forked_since(ticket->ns->fork_generation)) {
-        return hifc_fail(-ESHUTDOWN, "a ticket of the parent process: open the namespace after "
-                                     "fork()");
+        return hifc_fail(-ECHILD, "a ticket of the parent process: open the namespace after fork()");
     }
     if (ticket_is_done(ticket)) {
         return 1;
@@ -221,7 +243,7 @@ HIFC_API int hifc_ticket_wait(struct hifc_ticket *ticket, int64_t timeout_us)
 HIFC_API int hifc_ticket_info(struct hifc_ticket *ticket, struct hifc_ticket_info *out)
 {
     if (hifc_forked_since(ticket->ns->fork_generation)) {
-        return hifc_fail(-ESHUTDOWN, "a ticket of the parent process");
+        return hifc_fail(-ECHILD, "a ticket of the parent process");
     }
     pthread_mutex_lock(&ticket->ns->mutex);
     *out = ticket->info;
@@ -236,7 +258,7 @@ HIFC_API int hifc_ticket_fd(struct hifc_ticket *ticket)
 {
     struct hifc_ns *ns = ticket->ns;
     if (hifc_forked_since(ns->fork_generation)) {
-        return hifc_fail(-ESHUTDOWN, "a ticket of the parent process");
+        return hifc_fail(-ECHILD, "a ticket of the parent process");
     }
     if (!ns->reactor) {
         return hifc_fail(-ENOTSUP, "a namespace driven inline has nobody to signal an eventfd: "
@@ -260,11 +282,48 @@ HIFC_API void hifc_ticket_free(struct hifc_ticket *ticket)
     while (hifc_ticket_wait(ticket, -1) == 0) {
     }
     pthread_mutex_lock(&ns->mutex);
-    if (ticket->fd >= 0) {
-        close(ticket->fd);
-        ticket->fd = -1;
-    }
-    ticket->next_free = ns->free_tickets;
-    ns->free_tickets = ticket;
+    recycle(ticket);
     pthread_mutex_unlock(&ns->mutex);
+}
+
+HIFC_API int hifc_ticket_finish(struct hifc_ticket **ticket, int64_t timeout_us,
+                                struct hifc_ticket_info *info)
+{
+    struct hifc_ticket *done = ticket ? *ticket : NULL;
+    if (!done) {
+        return hifc_fail(-EINVAL, "no ticket to finish: it was finished or dropped before");
+    }
+    int status = hifc_ticket_wait(done, timeout_us);
+    if (status != 1) {
+        return status;
+    }
+    pthread_mutex_lock(&done->ns->mutex);
+    if (info) {
+        *info = done->info;
+    }
+    recycle(done);
+    pthread_mutex_unlock(&done->ns->mutex);
+    *ticket = NULL;
+    return 1;
+}
+
+HIFC_API void hifc_ticket_drop(struct hifc_ticket **ticket, int64_t timeout_us)
+{
+    struct hifc_ticket *dropped = ticket ? *ticket : NULL;
+    if (!dropped || hifc_forked_since(dropped->ns->fork_generation)) {
+        return;
+    }
+    if (timeout_us > 0) {
+        (void)hifc_ticket_wait(dropped, timeout_us);
+    }
+    struct hifc_ns *ns = dropped->ns;
+    pthread_mutex_lock(&ns->mutex);
+    if (ticket_is_done(dropped)) {
+        recycle(dropped);
+    } else {
+        hifc_pools_hold(ns->pools);
+        dropped->abandoned = true;
+    }
+    pthread_mutex_unlock(&ns->mutex);
+    *ticket = NULL;
 }

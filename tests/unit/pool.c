@@ -146,20 +146,66 @@ TEST(senseless_requests_are_refused)
     hifc_pools_destroy(pools);
 }
 
-TEST(disowned_memory_outlives_its_pools)
+TEST(lent_memory_stays_mapped_after_the_end)
 {
     struct hifc_device device = device_of(&registering_ops);
     struct hifc_pools *pools;
-    void *base;
-    uint64_t size;
+    uint64_t first, second;
     registered = 0;
     CHECK_EQ(hifc_pools_create(&device, 2 * MIB, &pools), 0);
-    hifc_pools_disown(pools, &base, &size);
-    hifc_pools_destroy(pools);
+    CHECK_EQ(hifc_pools_lend(pools, MIB, &first), 0);
+    CHECK_EQ(hifc_pools_lend(pools, 1, &second), 0);
+    uint8_t *base = hifc_pools_resolve(pools, 0, 0, 0);
+    hifc_pools_release(pools);
     CHECK_EQ(registered, 0);
-    CHECK_EQ(size, 2 * MIB);
-    memset(base, 1, size);
-    CHECK_EQ(munmap(base, size), 0);
+    hifc_pools_end(pools);
+    CHECK_EQ(hifc_pools_lend(pools, 1, &first), -ENOMEM);
+    memset(base + first, 1, MIB);
+    CHECK_EQ(hifc_pools_take_back(pools, first), 0);
+    base[second] = 1;
+    CHECK(hifc_pools_resolve(pools, 0, second, 1) == base + second);
+    CHECK_EQ(hifc_pools_take_back(pools, second), 0);
+    CHECK(!hifc_pools_resolve(pools, 0, second, 1));
+    CHECK_EQ(hifc_pools_take_back(pools, second), -EINVAL);
+    hifc_pools_destroy(pools);
+}
+
+TEST(what_is_taken_back_under_a_hold_is_not_lent_again)
+{
+    struct hifc_device device = device_of(&plain_ops);
+    struct hifc_pools *pools;
+    uint64_t offset, other, used, peak, size;
+    CHECK_EQ(hifc_pools_create(&device, 2 * MIB, &pools), 0);
+    CHECK_EQ(hifc_pools_lend(pools, MIB, &offset), 0);
+    hifc_pools_hold(pools);
+    hifc_pools_hold(pools);
+    CHECK_EQ(hifc_pools_take_back(pools, offset), 0);
+    CHECK_EQ(hifc_pools_take_back(pools, offset), -EINVAL);
+    CHECK_EQ(hifc_pools_lend(pools, MIB, &other), -EAGAIN);
+    hifc_pools_unhold(pools);
+    CHECK_EQ(hifc_pools_lend(pools, MIB, &other), -EAGAIN);
+    hifc_pools_usage(pools, &used, &peak, &size);
+    CHECK_EQ(used, MIB);
+    hifc_pools_unhold(pools);
+    hifc_pools_usage(pools, &used, &peak, &size);
+    CHECK_EQ(used, 0);
+    CHECK_EQ(hifc_pools_lend(pools, MIB, &other), 0);
+    CHECK_EQ(hifc_pools_take_back(pools, other), 0);
+    hifc_pools_destroy(pools);
+}
+
+TEST(a_share_of_the_pool_is_never_lent)
+{
+    struct hifc_device device = device_of(&plain_ops);
+    struct hifc_pools *pools;
+    uint64_t offset;
+    CHECK_EQ(hifc_pools_create(&device, 2 * MIB, &pools), 0);
+    CHECK_EQ(hifc_pools_lend(pools, 2 * MIB - 2 * MIB / 16 + 1, &offset), -ENOMEM);
+    CHECK_EQ(hifc_pools_lend(pools, 2 * MIB - 2 * MIB / 16, &offset), 0);
+    uint64_t own;
+    CHECK_EQ(hifc_pools_lend(pools, 1, &own), -ENOMEM);
+    CHECK_EQ(hifc_pools_alloc(pools, 2 * MIB / 16, &own), 0);
+    hifc_pools_destroy(pools);
 }
 
 TEST(resolve_keeps_within_the_pool)

@@ -758,11 +758,11 @@ TEST(a_child_of_fork_is_refused)
         struct hifc_descriptor d = want(1, 0, 0, 0, 0);
         uint32_t zero = 0;
         struct hifc_ring_opts opts = {0};
-        bool refused = hifc_ring_submit(ring, &d, 1) == -ESHUTDOWN &&
-                       hifc_ring_kick(ring) == -ESHUTDOWN &&
-                       hifc_ring_wait(ring, &zero, 1, 0) == -ESHUTDOWN &&
-                       hifc_ring_close(ring) == -ESHUTDOWN &&
-                       hifc_ring_open(ns, &opts, &ring) == -ESHUTDOWN;
+        bool refused = hifc_ring_submit(ring, &d, 1) == -ECHILD &&
+                       hifc_ring_kick(ring) == -ECHILD &&
+                       hifc_ring_wait(ring, &zero, 1, 0) == -ECHILD &&
+                       hifc_ring_close(ring) == -ECHILD &&
+                       hifc_ring_open(ns, &opts, &ring) == -ECHILD;
         _exit(refused ? 0 : 1);
     }
     int result;

@@ -38,7 +38,9 @@ def test_every_function_of_the_header_is_in_the_table() -> None:
     names = set(
         re.findall(r"HIFC_API[^;]*?\b(hifc_\w+)\(", HEADER.read_text() + DEVICE_HEADER.read_text())
     )
-    assert names == set(driver._SYMBOLS)
+    # Python gives back by the calls named drop, which may be repeated.
+    of_c_alone = {"hifc_close", "hifc_buffer_free", "hifc_ticket_free", "hifc_ring_close"}
+    assert names - of_c_alone == set(driver._SYMBOLS)
 
 
 def test_every_struct_of_the_header_is_compared() -> None:
