@@ -54,7 +54,7 @@ def memories_of(buffers: Any, count: int) -> list[Memory] | Memory:
 
 
 def place(handle: Handle, buffers: Any, count: int, *, writable: bool) -> Placement:
-    """Finds or makes room in the pool for each buffer. Called inside the handle.
+    """Finds or makes room in the pool for each buffer.
 
     writable: the buffers will be written to. Copies nothing.
     """
@@ -124,7 +124,7 @@ def stage(
     handle: Handle, memory: Memory, size_bytes: int, *, writable: bool
 ) -> tuple[int, int, ByteArray | None]:
     """Pool and offset of the first size_bytes of memory, and, where it lies elsewhere, the pool
-    memory that stands in for it. Called inside the handle. Copies nothing."""
+    memory that stands in for it. Copies nothing."""
     pool, offset = handle.locate(memory, on_page=not writable)
     if offset >= 0:
         return pool, offset, None

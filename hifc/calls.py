@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a namespace calls libhifc: one request and wait, a batch and a ticket, a look-up.
 
-Every call is counted in and out of the handle, so that close never pulls memory from under it.
+An exception of a signal handler may be raised at every call: what is in flight then is given up by
+libhifc (hifc_ticket_drop), and what was made by it goes back as loans do (hifc/loans.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import time
@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from hifc import batch, layouts
 from hifc.checking import whole
-from hifc.errors import BackPressure, CorruptionError, InvalidRequest, WaitTimeout, error_of
-from hifc.handle import Handle
+from hifc.errors import BackPressure, CorruptionError, InvalidRequest, error_of
+from hifc.handle import WAIT_SLICE_US, Handle
 from hifc.layouts import Request
 from hifc.memory import Buffer, ByteArray, Memory, copy_memory, memory_of
 from hifc.request import Answer, Op
@@ -28,6 +28,9 @@ from hifc.ticket import Ticket
 RETRY_WAIT_S = 10.0
 DELAY_MIN_S = 50e-6
 DELAY_MAX_S = 10e-3
+# An interrupted call waits this long for the device to be done with memory of the caller; after it,
+# the device may still transfer what is in flight.
+INTERRUPT_WAIT_US = 10_000_000
 
 
 class Calls:
@@ -44,12 +47,7 @@ class Calls:
 
     def _inside(self, symbol: str, *arguments: Any) -> Any:
         """One call of libhifc that takes the namespace first."""
-        handle = self._handle
-        handle.enter()
-        try:
-            return getattr(self._lib, symbol)(handle.pointer, *arguments)
-        finally:
-            handle.leave()
+        return getattr(self._lib, symbol)(self._handle.pointer, *arguments)
 
     def _lookup(self, names: npt.NDArray[np.uint8], lengths: Any) -> npt.NDArray[np.int32]:
         answers = np.empty(len(names), dtype=np.int32)
@@ -84,21 +82,6 @@ class Calls:
         except InvalidRequest:  # a hit, for which there is no memory
             return False
 
-    def _start(self, requests: npt.NDArray[np.void]) -> int | None:
-        """Submits; the address of the ticket. Called inside. None: no ticket is free, and every
-        request is answered Retry."""
-        ticket = ctypes.c_void_p()
-        try:
-            self._lib.hifc_submit(
-                self._handle.pointer,
-                requests.ctypes.data,  # __array_interface__ would describe every field
-                requests.size,
-                ctypes.byref(ticket),
-            )
-        except BackPressure:
-            requests["status"] = Answer.RETRY
-        return ticket.value
-
     def _submit_placed(
         self, requests: npt.NDArray[np.void], placement: batch.Placement, on_done: Any = None
     ) -> Ticket:
@@ -108,64 +91,41 @@ class Calls:
         placed = np.flatnonzero(placement.offsets >= 0)
         sent = requests if placed.size == requests.size else requests[placed]
         finish = functools.partial(_finish_placed, requests, sent, placed, on_done)
-        if sent.size == 0:
-            return Ticket(self._handle, None, requests, on_done=finish)
         requests["status"] = Answer.IN_FLIGHT
-        pointer = self._start(sent)
-        return Ticket(self._handle, pointer, requests, (sent, placement), finish)
+        return Ticket(self._handle, requests, sent, placement, finish)
 
-    def _call(
-        self, request: Request, keep: object = None, again: tuple[int, ...] = (Answer.RETRY,)
-    ) -> int:
+    def _call(self, request: Request, again: tuple[int, ...] = (Answer.RETRY,)) -> int:
         """Submits one request and waits. Answered one of again, it tries again for a bounded
         time."""
         deadline = time.monotonic() + RETRY_WAIT_S
         delay = DELAY_MIN_S
         while True:
-            self._handle.enter()
-            try:
-                status = self._once(request, keep)
-            finally:
-                self._handle.leave()
+            status = self._once(request)
             if status not in again or time.monotonic() > deadline:
                 return status
-            self._pause(delay)
+            self._handle.pause(delay)
             delay = min(2 * delay, DELAY_MAX_S)
 
-    def _pause(self, delay_s: float) -> None:
-        """Lets what is in flight go on. Driven inline, nobody else may poll meanwhile."""
-        if self._handle.reactor:
-            time.sleep(delay_s)
-            return
-        self._handle.enter()
-        try:
-            with contextlib.suppress(WaitTimeout):
-                self._lib.hifc_drain(self._handle.pointer, int(delay_s * 1e6))
-        finally:
-            self._handle.leave()
-
-    def _once(self, request: Request, keep: object) -> int:
+    def _once(self, request: Request) -> int:
+        """An exception out of it leaves nothing of the request in flight that names memory of
+        others: `finally` is one call of C, before which no signal handler runs."""
         handle = self._handle
-        handle.reap()
-        ticket = ctypes.c_void_p()
+        handle.collect()
+        cell, info = ctypes.c_void_p(), layouts.TicketInfo()
+        ticket, out, sent = ctypes.byref(cell), ctypes.byref(info), ctypes.byref(request)
+        finish, drop = self._lib.hifc_ticket_finish, handle.drop_ticket
         try:
-            self._lib.hifc_submit(handle.pointer, ctypes.byref(request), 1, ctypes.byref(ticket))
+            done = self._lib.hifc_execute(handle.pointer, sent, WAIT_SLICE_US, ticket, out)
+            while not done:
+                done = finish(ticket, WAIT_SLICE_US, out)
         except BackPressure:  # no ticket is free
             return Answer.RETRY
-        assert ticket.value is not None
-        done = False
-        try:
-            done = handle.wait(ticket.value, None)
-            status = int(request.status)
-            if status >= 0:
-                return status
-            info = layouts.TicketInfo()
-            self._lib.hifc_ticket_info(ticket, ctypes.byref(info))
         finally:
-            if done:
-                self._lib.hifc_ticket_free(ticket)
-            else:  # interrupted: whoever comes next frees it once it ended
-                handle.dropped.append((ticket.value, (request, keep)))
+            if cell.value:
+                drop(ticket, INTERRUPT_WAIT_US)
+        status = int(request.status)
+        if status >= 0:
+            return status
         doing = f"{Op(request.op).name.lower()} of key {bytes(request.key).hex()}"
         raise error_of(status, info.first_error.detail(), doing=doing, where=self.uri)
 
@@ -174,18 +134,14 @@ class Calls:
         memory = memory_of(data)
         batch.check_value(memory, memory.size_bytes, writable=False)
         handle = self._handle
-        handle.enter()
-        try:
-            pool, offset, room = batch.stage(handle, memory, memory.size_bytes, writable=False)
-            if room is not None:
-                copy_memory(handle.pool_base + offset, memory.address, memory.size_bytes)
-                handle.count_bounce(memory.size_bytes)
-            request.pool = pool
-            request.buffer_offset = offset
-            request.length = memory.size_bytes
-            return self._call(request, (memory, room))
-        finally:
-            handle.leave()
+        pool, offset, room = batch.stage(handle, memory, memory.size_bytes, writable=False)
+        if room is not None:
+            copy_memory(handle.pool_base + offset, memory.address, memory.size_bytes)
+            handle.count_bounce(memory.size_bytes)
+        request.pool = pool
+        request.buffer_offset = offset
+        request.length = memory.size_bytes
+        return self._call(request)
 
     def _read(
         self, name: bytes, target: Memory, offset_bytes: int = 0, length_bytes: int = 0
@@ -195,33 +151,29 @@ class Calls:
         size = length_bytes or target.size_bytes
         batch.check_value(target, size, writable=True)
         handle = self._handle
-        handle.enter()
+        pool, offset, room = batch.stage(handle, target, size, writable=True)
+        request = Request(
+            op=Op.GET,
+            pool=pool,
+            buffer_offset=offset,
+            value_offset=offset_bytes,
+            length=length_bytes,
+            capacity=size,
+        )
+        request.key[:] = name
         try:
-            pool, offset, room = batch.stage(handle, target, size, writable=True)
-            request = Request(
-                op=Op.GET,
-                pool=pool,
-                buffer_offset=offset,
-                value_offset=offset_bytes,
-                length=length_bytes,
-                capacity=size,
-            )
-            request.key[:] = name
-            try:
-                answer = Answer(self._call(request, (target, room)))
-            except CorruptionError:
-                ctypes.memset(target.address, 0, length_bytes or request.value_length)
-                raise
-            if answer != Answer.OK:
-                return answer
-            handle.written((pool,))
-            length = length_bytes or request.value_length
-            if room is not None:
-                copy_memory(target.address, handle.pool_base + offset, length)
-                handle.count_bounce(length)
-            return target.array(length)
-        finally:
-            handle.leave()
+            answer = Answer(self._call(request))
+        except CorruptionError:
+            ctypes.memset(target.address, 0, length_bytes or request.value_length)
+            raise
+        if answer != Answer.OK:
+            return answer
+        handle.written((pool,))
+        length = length_bytes or request.value_length
+        if room is not None:
+            copy_memory(target.address, handle.pool_base + offset, length)
+            handle.count_bounce(length)
+        return target.array(length)
 
     def _expect_ok(self, status: int, doing: str) -> None:
         if status == Answer.RETRY:

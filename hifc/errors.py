@@ -201,6 +201,8 @@ def _classify(code: int, known: Detail, message: str, doing: str, where: str) ->
             return NotPermitted(message, fix="open the namespace without read_only")
         case errno.ESHUTDOWN:
             return ClosedError(message)
+        case errno.ECHILD:
+            return ForkError(message)
         case errno.ENOMEM:
             return BufferExhausted(message)
         case errno.ETIMEDOUT:

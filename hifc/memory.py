@@ -29,13 +29,17 @@ class Span:
     def __init__(
         self, address: int, size_bytes: int, owner: object, readonly: bool = False
     ) -> None:
+        self.owner = owner
+        self.lie_at(address, size_bytes, readonly)
+
+    def lie_at(self, address: int, size_bytes: int, readonly: bool = False) -> None:
+        """Says where the range is, before an array is made of it."""
         self.__array_interface__ = {
             "shape": (size_bytes,),
             "typestr": "|u1",
             "data": (address, readonly),
             "version": 3,
         }
-        self.owner = owner
 
     def array(self) -> ByteArray:
         """uint8 array over the range, without a copy."""

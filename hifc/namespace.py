@@ -23,13 +23,7 @@ from hifc import batch, checking, driver, layouts
 from hifc import staging as stagings
 from hifc.bar import BarProvider
 from hifc.calls import DELAY_MAX_S, DELAY_MIN_S, RETRY_WAIT_S, parts_of
-from hifc.errors import (
-    BackPressure,
-    ConfigError,
-    InvalidRequest,
-    NoSpace,
-    WaitTimeout,
-)
+from hifc.errors import BackPressure, ConfigError, InvalidRequest, NoSpace, WaitTimeout
 from hifc.handle import Handle, close_quietly
 from hifc.layouts import REQUEST, Request
 from hifc.memory import Buffer, ByteArray, Memory, memory_of
@@ -118,11 +112,7 @@ class Namespace(State, Scoped):
         opts = open_opts(read_only, drive, pool_size, options)
         staging_bytes = parse_size(staging_size, "staging_size")
         stagings.check(staging, uri, bar)
-        lib = driver.library()
-        pointer = ctypes.c_void_p()
-        lib.hifc_open(uri.encode(), ctypes.byref(opts), ctypes.byref(pointer))
-        assert pointer.value is not None
-        handle = Handle(lib, pointer.value, uri, reactor=drive == "reactor")
+        handle = Handle(driver.library(), uri, opts, reactor=drive == "reactor")
         try:
             return cls(handle, stagings.attach(handle, staging, bar, staging_bytes))
         except BaseException:
@@ -134,8 +124,8 @@ class Namespace(State, Scoped):
 
         Arrays over pool memory stay valid. Does nothing in a child of fork().
         """
-        self._finalizer.detach()
         self._handle.close()
+        self._finalizer.detach()
 
     @property
     def reactor(self) -> bool:
@@ -163,11 +153,7 @@ class Namespace(State, Scoped):
         start undefined. BufferExhausted: the pool is full.
         """
         size_bytes = checking.whole("size_bytes of a buffer", size_bytes, 1)
-        self._handle.enter()
-        try:
-            return self._handle.buffer(size_bytes)
-        finally:
-            self._handle.leave()
+        return self._handle.buffer(size_bytes)
 
     def offset(self, array: Buffer) -> int:
         """Where an array made by `buffer` or `staging.buffer`, or a view of it, stands in its pool,
@@ -198,11 +184,7 @@ class Namespace(State, Scoped):
         1000.
         InvalidRequest: one of these does not fit. NoSpace: 16 rings are open.
         """
-        self._handle.enter()
-        try:
-            return open_ring(self._handle, arena, read_max, slots, statuses, poll_us)
-        finally:
-            self._handle.leave()
+        return open_ring(self._handle, arena, read_max, slots, statuses, poll_us)
 
     # ---- one value
 
@@ -243,7 +225,7 @@ class Namespace(State, Scoped):
                     f"get of key {name.hex()} on {self.uri}: still {found.name} after "
                     f"{PENDING_WAIT_S:.0f} s; is a reservation neither committed nor aborted?"
                 )
-            self._pause(delay)
+            self._handle.pause(delay)
             delay = min(2 * delay, DELAY_MAX_S)
 
     def _get(self, name: bytes, target: Memory | None) -> ByteArray | Answer:
@@ -311,18 +293,14 @@ class Namespace(State, Scoped):
         `ticket.answers`; keys for which pool or queues have no room are answered Retry.
         """
         names = keys_array(keys)
-        self._handle.enter()
-        try:
-            placement = batch.place(self._handle, buffers, len(names), writable=False)
-            batch.copy_in(self._handle, placement)
-            requests = make_requests(len(names), Op.PUT)
-            requests["key"] = names
-            requests["cls"] = class_of(cls)
-            requests["part_count"] = parts_of(parts)
-            requests["length"] = placement.sizes
-            return self._submit_placed(requests, placement)
-        finally:
-            self._handle.leave()
+        placement = batch.place(self._handle, buffers, len(names), writable=False)
+        batch.copy_in(self._handle, placement)
+        requests = make_requests(len(names), Op.PUT)
+        requests["key"] = names
+        requests["cls"] = class_of(cls)
+        requests["part_count"] = parts_of(parts)
+        requests["length"] = placement.sizes
+        return self._submit_placed(requests, placement)
 
     def get_many(self, keys: Keys, buffers: Any) -> Ticket:
         """Reads whole values into one buffer a key, each at least as long as its value.
@@ -331,22 +309,19 @@ class Namespace(State, Scoped):
         it was, a corrupt value leaves zeros, a buffer that is too small is an error of its key.
         """
         names = keys_array(keys)
-        self._handle.enter()
-        try:
-            placement = batch.place(self._handle, buffers, len(names), writable=True)
-            requests = make_requests(len(names), Op.GET)
-            requests["key"] = names
-            requests["capacity"] = placement.sizes
-            return self._submit_placed(
-                requests, placement, functools.partial(batch.copy_out, self._handle, placement)
-            )
-        finally:
-            self._handle.leave()
+        placement = batch.place(self._handle, buffers, len(names), writable=True)
+        requests = make_requests(len(names), Op.GET)
+        requests["key"] = names
+        requests["capacity"] = placement.sizes
+        return self._submit_placed(
+            requests, placement, functools.partial(batch.copy_out, self._handle, placement)
+        )
 
     def submit(self, requests: npt.NDArray[np.void]) -> Ticket:
         """Submits prepared requests (`hifc.make_requests`): the hot path, one call a batch.
 
-        The array belongs to libhifc until the ticket is done and may then be submitted again.
+        The array belongs to libhifc until the ticket is done and may then be submitted again. So do
+        the buffers that it names: keep them alive as long.
         """
         if not isinstance(requests, np.ndarray):
             raise InvalidRequest(
@@ -360,14 +335,7 @@ class Namespace(State, Scoped):
         flags = requests.flags
         if not (flags.c_contiguous and flags.writeable):
             raise InvalidRequest("the request array is strided or read-only: copy it first")
-        handle = self._handle
-        handle.enter()
-        try:
-            if handle.dropped or handle.abandoned:
-                handle.reap()
-            return Ticket(handle, self._start(requests), requests)
-        finally:
-            handle.leave()
+        return Ticket(self._handle, requests, requests)
 
     # ---- what stays
 
@@ -381,21 +349,7 @@ class Namespace(State, Scoped):
         names = keys_array(keys)
         if not isinstance(ttl_s, int | float) or not 0 < ttl_s <= 86400:
             raise InvalidRequest(f"ttl_s is {ttl_s}: use more than 0 and at most 86400 seconds")
-        answers = np.empty(len(names), dtype=np.int32)
-        lease = ctypes.c_uint64()
-        self._inside(
-            "hifc_lease",
-            names.ctypes.data,
-            len(names),
-            max(1, round(ttl_s * 1000)),
-            answers.ctypes.data,
-            ctypes.byref(lease),
-        )
-        return Lease(self, lease.value, answers)
-
-    def release(self, lease: int) -> None:
-        """What Lease.release calls."""
-        self._inside("hifc_lease_release", lease)
+        return Lease(self._handle, names, max(1, round(ttl_s * 1000)))
 
     # ---- two-phase put
 
@@ -411,13 +365,14 @@ class Namespace(State, Scoped):
             op=Op.RESERVE, cls=class_of(cls), length=length_bytes, part_count=parts_of(parts)
         )
         request.key[:] = name
-        answer = Answer(self._call(request))
-        if answer == Answer.NO_SPACE:
+        reservation = Reservation(self, self._handle, request)
+        reservation.answer = Answer(self._call(request))
+        if reservation.answer == Answer.NO_SPACE:
             raise NoSpace(
                 f"reserve {length_bytes} bytes on {self.uri}: nothing that may be evicted is "
                 "left; delete swap entries or use a larger device"
             )
-        return Reservation(self, name, length_bytes, answer, request.handle)
+        return reservation
 
     def write(self, reservation: Reservation, offset_bytes: int, data: Buffer) -> None:
         """Writes data at offset_bytes of a reserved value."""
@@ -432,7 +387,3 @@ class Namespace(State, Scoped):
     def abort(self, reservation: Reservation) -> None:
         """Gives the room of a reservation back."""
         self._call(Request(op=Op.ABORT, handle=reservation.handle))
-
-    def abandon(self, handle: int) -> None:
-        """A reservation was dropped: the next call aborts it. Safe in a finalizer."""
-        self._handle.abandoned.append(handle)

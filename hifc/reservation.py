@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import errno
+import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from hifc.errors import ClosedError, InvalidRequest
-from hifc.request import Answer
+from hifc.driver import failure
+from hifc.errors import InvalidRequest
+from hifc.handle import Handle
+from hifc.layouts import Request
+from hifc.request import Answer, KeyArray
 from hifc.scoped import Scoped
 
 if TYPE_CHECKING:
@@ -26,29 +30,32 @@ class Reservation(Scoped):
     without either, it is aborted, too. False if the key was not reserved: see `answer`.
     """
 
-    __slots__ = ("__weakref__", "_handle", "_namespace", "answer", "key", "length_bytes")
+    __slots__ = ("__weakref__", "_drop", "_namespace", "_request", "answer", "key", "length_bytes")
 
-    def __init__(
-        self, namespace: Namespace, key: bytes, length_bytes: int, answer: Answer, handle: int
-    ) -> None:
+    def __init__(self, namespace: Namespace, handle: Handle, request: Request) -> None:
+        """request: the one that will reserve; libhifc writes the handle into it."""
         self._namespace = namespace
-        self._handle: int | None = handle if answer == Answer.OK else None
-        self.key = key
-        self.length_bytes = length_bytes
-        self.answer = answer  # OK, or why there is no reservation: EXISTS, PENDING, RETRY, ...
+        self._request = request
+        self.key = bytes(request.key)
+        self.length_bytes = int(request.length)
+        self.answer = Answer.RETRY  # OK, or why there is no reservation: EXISTS, PENDING, ...
+        handle.collect()
+        held = ctypes.c_uint64.from_buffer(request, Request.handle.offset)
+        self._drop = functools.partial(handle.lib.hifc_reservation_drop, handle.pointer, held)
+        handle.loans.enter(self, self._drop, request)
 
     def __bool__(self) -> bool:
-        return self._handle is not None
+        return bool(self._request.handle)
 
     @property
     def handle(self) -> int:
         """For the `handle` field of WRITE, COMMIT and ABORT requests given to submit."""
-        if self._handle is None:
+        if not self._request.handle:
             raise InvalidRequest(
                 f"the reservation of key {self.key.hex()} is over (answer {self.answer.name}): "
                 "reserve again"
             )
-        return self._handle
+        return int(self._request.handle)
 
     def write(self, offset_bytes: int, data: Buffer) -> None:
         """Writes data at offset_bytes of the value. With several parts: whole parts only."""
@@ -58,47 +65,53 @@ class Reservation(Scoped):
         """Makes the value visible; every byte must have been written."""
         answer = self._namespace.commit(self)
         if answer != Answer.RETRY:
-            self._handle = None
+            self._request.handle = 0
             self.answer = answer
         return answer
 
     def abort(self) -> None:
         """Gives the room back. Does nothing once committed or aborted."""
-        if self._handle is not None:
+        if self._request.handle:
             self._namespace.abort(self)
-            self._handle = None
+            self._request.handle = 0
 
     def _end(self) -> None:
-        with contextlib.suppress(ClosedError):  # closing aborted it
-            self.abort()
-
-    def __del__(self) -> None:
-        handle = getattr(self, "_handle", None)
-        if handle is not None:
-            self._namespace.abandon(handle)
+        self._drop()  # whatever state an exception left it in
+        self._request.handle = 0
 
 
 class Lease(Scoped):
     """Keeps the keys that were there from being evicted until release or until its time is up."""
 
-    __slots__ = ("_lease", "_namespace", "answers")
+    __slots__ = ("__weakref__", "_handle", "_lease", "answers")
 
-    def __init__(self, namespace: Namespace, lease: int, answers: npt.NDArray[np.int32]) -> None:
-        self._namespace = namespace
-        self._lease: int | None = lease
-        self.answers = answers  # int32 of shape (n,): OK, MISS or PENDING per key
+    def __init__(self, handle: Handle, names: KeyArray, ttl_ms: int) -> None:
+        self._handle = handle
+        self._lease = ctypes.c_uint64()
+        # int32 of shape (n,): OK, MISS or PENDING per key
+        self.answers: npt.NDArray[np.int32] = np.empty(len(names), dtype=np.int32)
+        lib, pointer = handle.lib, handle.pointer
+        handle.collect()
+        handle.loans.enter(self, functools.partial(lib.hifc_lease_release, pointer, self._lease))
+        lib.hifc_lease(
+            pointer,
+            names.ctypes.data,
+            len(names),
+            ttl_ms,
+            self.answers.ctypes.data,
+            ctypes.byref(self._lease),
+        )
 
     def release(self) -> None:
         """Ends the lease. Idempotent."""
-        lease, self._lease = self._lease, None
-        if lease is None:
+        if not self._lease.value:
             return
-        try:
-            self._namespace.release(lease)
-        except InvalidRequest as error:
-            if error.code != -errno.ENOENT:  # it ended by itself when its time was up
-                raise
+        lib = self._handle.lib
+        code = lib.hifc_lease_release(self._handle.pointer, self._lease)
+        if code not in (0, -errno.ENOENT):  # it ended by itself when its time was up
+            raise failure(lib, code, "release a lease")
+        self._lease.value = 0
 
     def _end(self) -> None:
-        with contextlib.suppress(ClosedError):  # closing released it
-            self.release()
+        self._handle.lib.hifc_lease_release(self._handle.pointer, self._lease)
+        self._lease.value = 0  # closing released it

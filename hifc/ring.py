@@ -14,22 +14,20 @@ writes `ring.descriptors` itself), is told in driver/include/hifc_ring.h and doc
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import enum
+import functools
 import mmap
 import os
-import threading
 import time
-import weakref
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from hifc.checking import number, whole
-from hifc.errors import ClosedError, InvalidRequest, WaitTimeout
-from hifc.handle import CLOSE_WAIT_S, WAIT_SLICE_US, Handle
+from hifc.errors import InvalidRequest
+from hifc.handle import WAIT_SLICE_US, Handle, collect_namespaces
 from hifc.layouts import DESCRIPTOR, PAGE_BYTES, RingHeader, RingOpts
 from hifc.memory import ByteArray, memory_of
 from hifc.request import Keys, keys_array
@@ -108,17 +106,24 @@ class Ring(Scoped):
     shape (statuses,). Both stay valid after close. Every method may be called from any thread.
     """
 
-    def __init__(self, handle: Handle, pointer: int, pool: int, arena: ByteArray) -> None:
+    def __init__(self, handle: Handle, opts: RingOpts, arena: ByteArray) -> None:
         self._handle = handle
         self._lib = handle.lib
-        self._pointer: int | None = pointer
-        self._users = 0  # calls inside
-        self._condition = threading.Condition()
-        self._pool = pool
+        self._pool = int(opts.pool)
         self._arena = arena
-        self._finalizer = weakref.finalize(self, handle.ring_died, pointer, arena)
+        self._closed = False
+        cell = ctypes.c_void_p()
+        held = ctypes.byref(cell)
+        # Beside namespaces, since it is to be freed also where its namespace died with it. The
+        # arena stays as long as libhifc may place a read in it.
+        self._loan = collect_namespaces().enter(
+            self, functools.partial(self._lib.hifc_ring_drop, held), (handle, arena)
+        )
+        self._lib.hifc_ring_open(handle.pointer, ctypes.byref(opts), held)
+        assert cell.value is not None
+        self._pointer: int = cell.value
         # A mapping of its own, which lives as long as arrays point into it.
-        descriptor = self._lib.hifc_ring_fd(pointer)
+        descriptor = self._lib.hifc_ring_fd(self._pointer)
         self._region = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
         self.header = RingHeader.from_buffer(self._region)
         self.descriptors: npt.NDArray[np.void] = np.frombuffer(
@@ -141,7 +146,7 @@ class Ring(Scoped):
     @property
     def closed(self) -> bool:
         """True once the ring, or its namespace, takes nothing any more."""
-        return self._pointer is None or self._handle.closed
+        return self._closed or self._handle.closed
 
     def submit(self, descriptors: npt.NDArray[np.void]) -> int:
         """Publishes an array of DESCRIPTOR, the first ones if the ring has no room for all.
@@ -202,33 +207,11 @@ class Ring(Scoped):
 
         WaitTimeout: a read did not end in twice the command timeout; close again.
         """
-        if os.getpid() != self._handle.pid:
+        if os.getpid() != self._handle.pid or self._closed:
             return
-        with self._condition:
-            pointer, self._pointer = self._pointer, None
-            if pointer is None:
-                return
-            if not self._condition.wait_for(lambda: self._users == 0, CLOSE_WAIT_S):
-                self._pointer = pointer
-                raise WaitTimeout(
-                    f"{self._users} calls on {self} did not return within {CLOSE_WAIT_S:.0f} s; "
-                    "let them end and close again"
-                )
-        inside = False
-        with contextlib.suppress(ClosedError):
-            self._handle.enter()
-            inside = True
-        if not inside:
-            self._handle.await_closed()
-        try:
-            self._lib.hifc_ring_close(pointer)
-            self._finalizer.detach()
-        except BaseException:
-            self._pointer = pointer
-            raise
-        finally:
-            if inside:
-                self._handle.leave()
+        self._lib.hifc_ring_shutdown(self._pointer)
+        self._loan.keep = self._handle
+        self._closed = True
 
     def _end(self) -> None:
         self.close()
@@ -238,21 +221,7 @@ class Ring(Scoped):
         return f"<Ring of {self.header.slots} on {self._handle.uri}{state}>"
 
     def _inside(self, name: str, *arguments: Any) -> Any:
-        self._handle.enter()
-        try:
-            with self._condition:
-                pointer = self._pointer
-                if pointer is None:
-                    raise ClosedError("this ring is closed: make one with ns.ring(...)")
-                self._users += 1
-            try:
-                return getattr(self._lib, name)(pointer, *arguments)
-            finally:
-                with self._condition:
-                    self._users -= 1
-                    self._condition.notify_all()
-        finally:
-            self._handle.leave()
+        return getattr(self._lib, name)(self._pointer, *arguments)
 
     def _words(self, words: npt.ArrayLike) -> npt.NDArray[np.uint32]:
         array = np.atleast_1d(np.asarray(words))
@@ -270,7 +239,7 @@ class Ring(Scoped):
 def open_ring(
     handle: Handle, arena: ByteArray, read_max: int, slots: int, statuses: int, poll_us: int
 ) -> Ring:
-    """What Namespace.ring calls, inside."""
+    """What Namespace.ring calls."""
     memory = memory_of(arena)
     if memory.readonly:
         raise InvalidRequest("the arena is a read-only array: reads of a ring write to it")
@@ -286,7 +255,4 @@ def open_ring(
         arena_bytes=memory.size_bytes // PAGE_BYTES * PAGE_BYTES,
         poll_us=whole("poll_us", poll_us, 0, U32_MAX),
     )
-    pointer = ctypes.c_void_p()
-    handle.lib.hifc_ring_open(handle.pointer, ctypes.byref(opts), ctypes.byref(pointer))
-    assert pointer.value is not None
-    return Ring(handle, pointer.value, pool, arena)
+    return Ring(handle, opts, arena)

@@ -59,11 +59,7 @@ class Staging:
         """A page-aligned uint8 array of shape (size_bytes,), freed when it and its views died;
         contents start undefined. BufferExhausted: there is no room."""
         size_bytes = whole("size_bytes of a buffer", size_bytes, 1)
-        self._handle.enter()
-        try:
-            return self._handle.buffer(size_bytes)
-        finally:
-            self._handle.leave()
+        return self._handle.buffer(size_bytes)
 
     def gpu_address(self, array: Buffer) -> int:
         """Where kernels of the GPU see an array made by buffer, or a view of one. NotSupported:
@@ -151,16 +147,13 @@ class GpuStaging(Staging):
     def buffer(self, size_bytes: int) -> ByteArray:
         """As Staging.buffer. The CPU reads such memory slowly: leave it to the GPU."""
         size_bytes = whole("size_bytes of a buffer", size_bytes, 1)
-        self._handle.enter()
-        try:
-            with self._lock:
-                while self._freed:
-                    self._extents.give(self._freed.popleft())
-                offset = self._extents.take(page_up(size_bytes))
-            memory = self._memory
-            assert memory is not None
-        finally:
-            self._handle.leave()
+        memory = self._memory
+        if memory is None or self._handle.closed:
+            raise ClosedError(f"{self._handle.uri} is closed: no staging is left of it")
+        with self._lock:
+            while self._freed:
+                self._extents.give(self._freed.popleft())
+            offset = self._extents.take(page_up(size_bytes))
         if offset is None:
             raise BufferExhausted(
                 f"no {size_bytes} contiguous bytes left of {format_size(memory.size_bytes)} of "

@@ -65,11 +65,7 @@ class State(Calls):
             or not lengths.flags.c_contiguous
         ):
             raise InvalidRequest(f"lengths is a uint32 array of shape ({len(names)},)")
-        self._handle.enter()
-        try:
-            return self._lookup(names, lengths)
-        finally:
-            self._handle.leave()
+        return self._lookup(names, lengths)
 
     def is_value(self, key: Any, data: npt.NDArray[np.uint8]) -> bool:
         """Whether the value of key is these bytes, a contiguous array: by its length and checksum,
@@ -123,14 +119,9 @@ class State(Calls):
     def stats(self) -> NamespaceStats:
         """Counters since open, sizes as of now."""
         raw = layouts.Stats()
-        handle = self._handle
-        handle.enter()
-        try:
-            handle.reap()
-            self._lib.hifc_stats(handle.pointer, ctypes.byref(raw))
-        finally:
-            handle.leave()
-        return stats_of(raw, handle.bounce_bytes)
+        self._handle.collect()
+        self._inside("hifc_stats", ctypes.byref(raw))
+        return stats_of(raw, self._handle.bounce_bytes)
 
     def publish(self, values: Mapping[str, object]) -> None:
         """Shows values beside the statistics on the owner's socket, until the next call: what

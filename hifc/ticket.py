@@ -1,29 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """A ticket: one submitted batch, to be waited for, polled or awaited.
 
-It keeps the request array and every buffer of its batch alive until the batch is done, also when
-the caller drops it. Thread-safe: several threads and event loops may wait for one ticket.
+It keeps the request array and every buffer of its batch alive until the batch is done. A caller may
+drop it: libhifc then gives the ticket up, and the memory with it once nothing moves there any more.
+Thread-safe: several threads and event loops may wait for one ticket.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
-import os
+import functools
+import select
 import threading
-import weakref
+import time
 from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hifc.errors import ClosedError, ConfigError, Detail, ForkError, error_of
-from hifc.handle import Handle
+from hifc.errors import BackPressure, ConfigError, Detail, error_of
+from hifc.handle import WAIT_SLICE_US, Handle
 from hifc.layouts import TicketInfo
 from hifc.request import Answer, KeyArray
-
-_NOTHING = TicketInfo()
 
 
 class Ticket:
@@ -31,45 +31,54 @@ class Ticket:
 
     __slots__ = (
         "__weakref__",
+        "_awaited",
+        "_cell",
         "_finished",
         "_handle",
         "_info",
-        "_keep",
+        "_loan",
         "_lock",
         "_on_done",
-        "_pointer",
         "_requests",
-        "_users",
+        "_ticket",
     )
 
     def __init__(
         self,
         handle: Handle,
-        pointer: int | None,
         requests: npt.NDArray[np.void],
+        sent: npt.NDArray[np.void],
         keep: object = None,
         on_done: Callable[[], None] | None = None,
     ) -> None:
+        """Submits those of the requests that are to be sent: all, or a copy of some. Where no
+        ticket is free, every one of them is answered Retry. keep: what has to live as long.
+        on_done: run once they are done; it may be run again where an exception interrupted it."""
         self._handle = handle
-        self._pointer = pointer
         self._requests = requests
-        self._keep = keep
         self._on_done = on_done
-        self._info: TicketInfo = _NOTHING
+        self._info = TicketInfo()
         self._finished = False
-        self._users = 0
+        self._awaited = False
         self._lock = threading.RLock()
-        if pointer is None:
-            self._finish()
-        else:
-            handle.tickets[pointer] = weakref.ref(self)
-
-    def __del__(self) -> None:
-        pointer = getattr(self, "_pointer", None)
-        if pointer is not None:
-            self._pointer = None
-            self._handle.tickets.pop(pointer, None)
-            self._handle.dropped.append((pointer, (self._requests, self._keep)))
+        self._cell = ctypes.c_void_p()
+        self._ticket = ctypes.byref(self._cell)
+        handle.collect()
+        self._loan = handle.loans.enter(
+            self, functools.partial(handle.drop_ticket, self._ticket, 0), (requests, sent, keep)
+        )
+        if sent.size:
+            try:
+                handle.lib.hifc_submit(
+                    handle.pointer,
+                    sent.ctypes.data,  # __array_interface__ would describe every field
+                    sent.size,
+                    self._ticket,
+                )
+            except BackPressure:
+                sent["status"] = Answer.RETRY
+        if self._cell.value is None:
+            self._take()
 
     # ---- waiting
 
@@ -83,20 +92,20 @@ class Ticket:
         Returns True when done, False when the time ran out. Errors of single requests do not
         raise here: see `raise_for_errors`.
         """
-        if not self._enter():
-            return True
-        try:
-            pointer = self._acquire()
-            if pointer is None:
-                return True
-            done = False
-            try:
-                done = self._handle.wait(pointer, timeout_s)
-            finally:
-                self._release(done)
-            return done
-        finally:
-            self._handle.leave()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._finished:
+            slice_us, last = WAIT_SLICE_US, False
+            if deadline is not None:
+                left_us = int((deadline - time.monotonic()) * 1e6)
+                last = left_us <= slice_us
+                slice_us = max(0, min(slice_us, left_us))
+            pointer = self._cell.value
+            # Another thread may take it meanwhile; its memory stays, and the wait is short.
+            if pointer is None or self._handle.lib.hifc_ticket_wait(pointer, slice_us):
+                self._take()
+            elif last:
+                return self._finished
+        return True
 
     def __await__(self) -> Generator[Any, None, Ticket]:
         """`await ticket` in asyncio; returns the ticket. ConfigError with drive="inline"."""
@@ -110,32 +119,28 @@ class Ticket:
             )
         loop = asyncio.get_running_loop()
         while not self.done():
-            descriptor = self._descriptor()
-            if descriptor is None:
+            # Of its own, since a loop has one reader a descriptor; closed when it dies.
+            awaited = self._event()
+            if awaited is None:
                 break
             ready = asyncio.Event()
-            loop.add_reader(descriptor, ready.set)
+            loop.add_reader(awaited.fileno(), ready.set)
             try:
                 await ready.wait()
             finally:
-                loop.remove_reader(descriptor)
-                os.close(descriptor)
+                loop.remove_reader(awaited.fileno())
         return self
 
-    def _descriptor(self) -> int | None:
-        """A duplicate of the ticket's eventfd, so that it outlives the ticket; None if done."""
-        if not self._enter():
-            return None
-        try:
-            pointer = self._acquire()
+    def _event(self) -> select.epoll | None:
+        """A descriptor that becomes readable when the batch is done; None if it is."""
+        with self._lock:
+            pointer = self._cell.value
             if pointer is None:
                 return None
-            try:
-                return os.dup(self._handle.lib.hifc_ticket_fd(pointer))
-            finally:
-                self._release(False)
-        finally:
-            self._handle.leave()
+            self._awaited = True  # the descriptor of libhifc stays as long as the ticket
+            event = select.epoll()
+            event.register(self._handle.lib.hifc_ticket_fd(pointer), select.EPOLLIN)
+            return event
 
     # ---- results
 
@@ -196,83 +201,31 @@ class Ticket:
         state = f"{left} of {status.size} in flight" if left else f"{status.size} done"
         return f"<Ticket {state}>"
 
-    # ---- keeping the C ticket alive while somebody is in it
-
-    def _enter(self) -> bool:
-        """Enters the handle; False where that is not needed, since the ticket was settled."""
-        if self._pointer is None:
-            return False
-        try:
-            self._handle.enter()
-        except ForkError:
-            raise
-        except ClosedError:
-            self._handle.await_closed()  # close settles every ticket
-            if self.settled:
-                return False
-            raise
-        return True
-
-    @property
-    def settled(self) -> bool:
-        """True once libhifc knows nothing of the ticket any more."""
-        return self._pointer is None
-
-    def _acquire(self) -> int | None:
-        with self._lock:
-            if self._pointer is not None:
-                self._users += 1
-            return self._pointer
-
-    def _release(self, done: bool) -> None:
-        with self._lock:
-            self._users -= 1
-            if done and not self._finished:
-                self._finish()
-            if self._finished and self._users == 0:
-                self._free()
+    # ---- taking over what libhifc knows
 
     def _look(self) -> TicketInfo:
-        if self._finished or not self._enter():
+        with self._lock:
+            pointer = self._cell.value
+            if not self._finished and pointer is not None:
+                self._handle.lib.hifc_ticket_info(pointer, ctypes.byref(self._info))
             return self._info
-        try:
-            pointer = self._acquire()
-            if pointer is None:
-                return self._info
-            info = TicketInfo()
-            try:
-                self._handle.lib.hifc_ticket_info(pointer, ctypes.byref(info))
-            finally:
-                self._release(False)
-            return info
-        finally:
-            self._handle.leave()
 
-    def _finish(self) -> None:
-        """Takes the result over. Once, under the lock, when done."""
-        if self._pointer is not None:
-            info = TicketInfo()
-            self._handle.lib.hifc_ticket_info(self._pointer, ctypes.byref(info))
-            self._info = info
-        if self._on_done is not None:
-            self._on_done()
+    def _take(self) -> None:
+        """Takes the result over, when done. Each step may be repeated."""
+        with self._lock:
+            if self._finished:
+                return
+            pointer = self._cell.value
+            if pointer is not None and self._awaited:
+                self._handle.lib.hifc_ticket_info(pointer, ctypes.byref(self._info))
+            elif pointer is not None:
+                self._handle.lib.hifc_ticket_finish(self._ticket, 0, ctypes.byref(self._info))
+            if self._on_done is not None:
+                self._on_done()
             self._on_done = None
-        self._finished = True
-
-    def _free(self) -> None:
-        pointer, self._pointer = self._pointer, None
-        if pointer is None:
-            return
-        self._handle.tickets.pop(pointer, None)
-        self._handle.lib.hifc_ticket_free(pointer)
-        self._keep = None
+            self._loan.keep = None if self._cell.value is None else self._requests
+            self._finished = True
 
     def settle(self) -> None:
-        """For close, which has made sure that no other thread is inside: waits and takes over."""
-        with self._lock:
-            if self._pointer is None:
-                return
-            self._handle.wait(self._pointer, None)
-            if not self._finished:
-                self._finish()
-            self._free()
+        """For close, after which nothing is in flight: takes the result over."""
+        self.wait(0)

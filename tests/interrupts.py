@@ -101,10 +101,8 @@ def interrupt(
     None if the run ended before it, or if the exception was raised where nobody can catch it (a
     finalizer), which `sys.unraisablehook` is told of."""
     tracer = _Tracer(place, only)
-    try:
+    with contextlib.suppress(Interrupted):
         _run(tracer, operation)
-    except Interrupted:
-        pass
     return tracer.where or None
 
 

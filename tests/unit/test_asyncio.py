@@ -57,9 +57,12 @@ def slow(ram: Opener, monkeypatch: pytest.MonkeyPatch) -> Namespace:
     """A namespace whose tickets seem to take a fifth of a second."""
     ns = ram.open()
     until = time.monotonic() + 0.2
-    wait = ns._handle.wait
+    lib = ns._handle.lib
+    wait = lib.hifc_ticket_wait
     monkeypatch.setattr(
-        ns._handle, "wait", lambda *arguments: time.monotonic() > until and wait(*arguments)
+        lib,
+        "hifc_ticket_wait",
+        lambda *arguments: time.monotonic() > until and wait(*arguments),
     )
     return ns
 
