@@ -98,6 +98,9 @@ static void check_accounts(struct state *state)
             entries++;
         }
         free_count += segment->state == NS_FREE;
+        if ((segment->state == NS_FREE) != (ns->free_map[i / 64] >> i % 64 & 1)) {
+            problem(state, "segment %u is free in one account and not in the other", i);
+        }
         if (live != segment->live_bytes || entries != segment->live_entries) {
             problem(state, "segment %u accounts %" PRIu64 " live bytes in %u entries, the index "
                            "%" PRIu64 " in %" PRIu64,

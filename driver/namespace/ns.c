@@ -290,8 +290,8 @@ static int open_tables(struct hifc_ns *ns)
     ns->segment_count = ns->sb.segment_count;
     ns->segment_size = (uint32_t)ns->sb.segment_size_bytes;
     ns->segments = calloc(ns->segment_count, sizeof *ns->segments);
-    ns->free_list = calloc(ns->segment_count, sizeof *ns->free_list);
-    if (!ns->segments || !ns->free_list) {
+    ns->free_map = calloc(ns->segment_count / 64 + 1, sizeof *ns->free_map);
+    if (!ns->segments || !ns->free_map) {
         return hifc_fail(-ENOMEM, "no memory for %u segments", ns->segment_count);
     }
     if (ns->opts.batch_size_max_bytes > ns->segment_size / 2) {
@@ -360,9 +360,9 @@ static void release_tables(struct hifc_ns *ns)
         free(ns->segments[i].entries);
     }
     free(ns->segments);
-    free(ns->free_list);
+    free(ns->free_map);
     ns->segments = NULL;
-    ns->free_list = NULL;
+    ns->free_map = NULL;
     if (ns->pools) {
         hifc_pools_end(ns->pools);
     }

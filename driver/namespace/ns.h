@@ -287,7 +287,8 @@ struct hifc_ns {
     struct ns_segment *segments;
     uint32_t segment_count;
     uint32_t free_count;
-    uint32_t *free_list;
+    uint64_t *free_map; /* a bit a segment */
+    uint32_t free_from; /* no word of it before this one has a bit */
     struct ns_open *streams[NS_STREAMS]; /* the open segment of each, or NULL */
     struct ns_open *open_list;
     uint32_t closing_count;
@@ -406,6 +407,8 @@ void ns_answer(struct hifc_ns *ns, struct hifc_ticket *ticket, struct hifc_req *
 
 /* ---- segments.c: mutex held ----------------------------------------------------------------- */
 uint64_t ns_segment_base(const struct hifc_ns *ns, uint32_t segment);
+/* A segment in state FREE may be opened from now on; the lowest is opened first. */
+void ns_segment_freed(struct hifc_ns *ns, uint32_t segment);
 /* The stream's segment with room for one more entry of extent bytes in batch-forming order, opening
  * or rolling over as needed. status: HIFC_RETRY or HIFC_NO_SPACE where NULL. */
 struct ns_open *ns_stream_open(struct hifc_ns *ns, unsigned stream, uint64_t extent_bytes,

@@ -138,10 +138,9 @@ int ns_recover(struct hifc_ns *ns)
     if (error) {
         return error;
     }
-    /* From the back, so that the lowest free segment is taken first. */
-    for (uint32_t i = ns->segment_count; i-- > 0;) {
+    for (uint32_t i = 0; i < ns->segment_count; i++) {
         if (ns->segments[i].state == NS_FREE) {
-            ns->free_list[ns->free_count++] = i;
+            ns_segment_freed(ns, i);
         } else if (ns->segments[i].live_entries == 0) {
             ns->janitor_wanted = true;
         }

@@ -65,7 +65,7 @@ static int free_segments(struct hifc_ns *ns, const uint32_t *list, uint32_t coun
         }
         free(segment->entries);
         *segment = (struct ns_segment){.generation = segment->generation + 1, .state = NS_FREE};
-        ns->free_list[ns->free_count++] = list[i];
+        ns_segment_freed(ns, list[i]);
         ns->stats.reclaimed_segments++;
     }
     pthread_cond_broadcast(&ns->changed);

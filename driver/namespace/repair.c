@@ -77,7 +77,7 @@ static int free_damaged(struct hifc_ns *ns, uint32_t segment, uint8_t *memory)
     pthread_mutex_lock(&ns->mutex);
     ns->segments[segment] =
         (struct ns_segment){.generation = generation + 1, .state = NS_FREE};
-    ns->free_list[ns->free_count++] = segment;
+    ns_segment_freed(ns, segment);
     ns->reclaim_exhausted = false;
     pthread_cond_broadcast(&ns->changed);
     pthread_mutex_unlock(&ns->mutex);

@@ -39,6 +39,29 @@ bool ns_open_fits(const struct hifc_ns *ns, const struct ns_open *open, uint64_t
     return need <= ns->segment_size;
 }
 
+void ns_segment_freed(struct hifc_ns *ns, uint32_t segment)
+{
+    ns->free_map[segment / 64] |= 1ull << segment % 64;
+    ns->free_from = segment / 64 < ns->free_from ? segment / 64 : ns->free_from;
+    ns->free_count++;
+}
+
+/* The lowest free segment; there is one. Data then stands at the front of the device as far as it
+ * goes, also after reclaim: what was never needed is never written, so a drive has it as spare area
+ * and a sparse file does not grow. Wear is even in any case, since a drive spreads it below its
+ * logical blocks. */
+static uint32_t take_free(struct hifc_ns *ns)
+{
+    while (ns->free_map[ns->free_from] == 0) {
+        ns->free_from++;
+    }
+    uint64_t *word = &ns->free_map[ns->free_from];
+    uint32_t segment = ns->free_from * 64 + (uint32_t)__builtin_ctzll(*word);
+    *word &= *word - 1;
+    ns->free_count--;
+    return segment;
+}
+
 static void header_done(struct hifc_xfer *xfer)
 {
     struct ns_open *open = xfer->owner;
@@ -46,7 +69,6 @@ static void header_done(struct hifc_xfer *xfer)
     open->ns->done_headers = open;
 }
 
-/* Takes the lowest free segment, so that a young device is used from its front. */
 static struct ns_open *segment_open(struct hifc_ns *ns, unsigned stream)
 {
     struct ns_open *open = calloc(1, sizeof *open);
@@ -55,7 +77,7 @@ static struct ns_open *segment_open(struct hifc_ns *ns, unsigned stream)
         free(open);
         return NULL;
     }
-    uint32_t index = ns->free_list[--ns->free_count];
+    uint32_t index = take_free(ns);
     struct ns_segment *segment = &ns->segments[index];
     uint8_t cls = stream == NS_STREAM_SWAP || stream == NS_STREAM_SWAP_MOVED ? HIFC_SWAP
                                                                              : HIFC_REUSE;
