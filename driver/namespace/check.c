@@ -88,7 +88,7 @@ static void check_places(struct state *state)
 static void check_accounts(struct state *state)
 {
     struct hifc_ns *ns = state->ns;
-    uint64_t at = 0, free_count = 0;
+    uint64_t at = 0, free_count = 0, extents[NS_SHAPES_MAX] = {0};
     for (uint32_t i = 0; i < ns->segment_count; i++) {
         const struct ns_segment *segment = &ns->segments[i];
         uint64_t live = 0, entries = 0;
@@ -96,6 +96,7 @@ static void check_accounts(struct state *state)
             live += hifc_extent_bytes(state->slots[at].length,
                                       ns_slot_parts(ns, &state->slots[at]));
             entries++;
+            extents[hifc_slot_shape(&state->slots[at])]++;
         }
         free_count += segment->state == NS_FREE;
         if ((segment->state == NS_FREE) != (ns->free_map[i / 64] >> i % 64 & 1)) {
@@ -108,6 +109,12 @@ static void check_accounts(struct state *state)
         }
         if (segment->live_bytes + segment->metadata_bytes > ns->segment_size) {
             problem(state, "segment %u accounts more bytes than it has", i);
+        }
+    }
+    for (uint32_t i = 0; i < NS_SHAPES_MAX; i++) {
+        if (extents[i] != ns->shape_extents[i]) {
+            problem(state, "%" PRIu64 " entries of %u parts, %" PRIu64 " accounted", extents[i],
+                    ns->shapes[i], ns->shape_extents[i]);
         }
     }
     if (free_count != ns->free_count) {

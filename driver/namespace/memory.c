@@ -225,11 +225,18 @@ int ns_shape(struct hifc_ns *ns, uint32_t part_count)
             return (int)i;
         }
     }
-    if (ns->shape_count == NS_SHAPES_MAX) {
+    uint32_t i = ns->shape_count;
+    if (i == NS_SHAPES_MAX) {
+        for (i = 1; i < NS_SHAPES_MAX && ns->shape_extents[i] > 0; i++) {
+        }
+    } else {
+        ns->shape_count++;
+    }
+    if (i == NS_SHAPES_MAX) {
         return -1;
     }
-    ns->shapes[ns->shape_count] = part_count;
-    return (int)ns->shape_count++;
+    ns->shapes[i] = part_count;
+    return (int)i;
 }
 
 /* ---- spans ---------------------------------------------------------------------------------- */

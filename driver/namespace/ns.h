@@ -306,7 +306,8 @@ struct hifc_ns {
     void *free_pages;
     uint32_t free_page_count;
     uint32_t shapes[NS_SHAPES_MAX]; /* part counts; [0] is 1 */
-    uint32_t shape_count;
+    uint64_t shape_extents[NS_SHAPES_MAX]; /* live ones of each; none: it makes room for another */
+    uint32_t shape_count; /* of these that were ever used */
     struct ns_table *tables;
     struct ns_reservation *reservations;
     uint32_t reservation_free, reservation_used;
@@ -378,7 +379,8 @@ void ns_command_error(struct hifc_ns *ns, const struct ns_command *command,
                       struct hifc_error *out);
 /* Submits what was gathered; call with the mutex held, returns with it released. */
 void ns_unlock_and_issue(struct hifc_ns *ns);
-/* The index of a part count in `shapes`, or -1 when too many are in use. */
+/* The index of a part count in `shapes`, or -1 when that many others are in use. It stays until the
+ * mutex is released, and from then on while an extent of it is live. */
 int ns_shape(struct hifc_ns *ns, uint32_t part_count);
 void ns_span_copy(uint8_t *out, const struct hifc_span *span, uint64_t position, uint64_t bytes);
 void ns_span_fill(const struct hifc_span *span, uint64_t position, const uint8_t *from,

@@ -11,6 +11,12 @@
 
 #include "namespace/ns.h"
 
+struct recovery {
+    struct hifc_ns *ns;
+    uint64_t applied; /* values so far */
+    uint64_t shape_applied[NS_SHAPES_MAX]; /* `applied` when a part count was last seen */
+};
+
 static void keep_entries(struct ns_segment *segment, const struct hifc_recovered_segment *found)
 {
     size_t bytes = found->entry_count * sizeof *found->entries;
@@ -45,7 +51,7 @@ static int seal_scanned(struct hifc_ns *ns, const struct hifc_recovered_segment 
 
 static int segment_found(void *ctx, const struct hifc_recovered_segment *found)
 {
-    struct hifc_ns *ns = ctx;
+    struct hifc_ns *ns = ((struct recovery *)ctx)->ns;
     struct ns_segment *segment = &ns->segments[found->segment];
     segment->generation = found->generation;
     segment->cls = found->cls;
@@ -78,22 +84,49 @@ static int segment_found(void *ctx, const struct hifc_recovered_segment *found)
     }
 }
 
-static int apply_value(struct hifc_ns *ns, uint32_t segment, const struct hifc_disk_entry *entry,
-                       struct hifc_slot *slot)
+/* Entries that were evicted come back where their segment was not freed before a crash, and only so
+ * can more part counts be found here than were ever in use at a time. They are the oldest: of the
+ * part count that was not seen for longest, all go again. */
+static void evict_oldest_shape(struct recovery *recovery)
 {
-    int shape = ns_shape(ns, entry->part_count > 1 ? entry->part_count : 1);
-    if (shape < 0) {
-        return hifc_fail(-ENOSPC, "this namespace holds more than %u different part counts",
-                         NS_SHAPES_MAX);
+    struct hifc_ns *ns = recovery->ns;
+    unsigned oldest = 1;
+    for (unsigned i = 2; i < NS_SHAPES_MAX; i++) {
+        oldest = recovery->shape_applied[i] < recovery->shape_applied[oldest] ? i : oldest;
     }
-    if (slot) {
-        ns_slot_dead(ns, slot);
-    } else {
-        slot = hifc_index_insert(ns->index, &entry->key);
-        if (!slot) {
-            return hifc_fail(-ENOSPC, "more entries than index_entries_max allows: raise it");
+    uint64_t cursor = 0;
+    for (struct hifc_slot *slot; (slot = hifc_index_next(ns->index, &cursor));) {
+        if (hifc_slot_shape(slot) == oldest) {
+            ns->stats.evicted_count++;
+            ns->stats.evicted_bytes += slot->length;
+            ns_slot_dead(ns, slot);
+            hifc_index_remove(ns->index, slot);
         }
     }
+}
+
+static int apply_value(struct recovery *recovery, uint32_t segment,
+                       const struct hifc_disk_entry *entry, struct hifc_slot *slot)
+{
+    struct hifc_ns *ns = recovery->ns;
+    uint32_t parts = entry->part_count > 1 ? entry->part_count : 1;
+    if (slot) {
+        ns_slot_dead(ns, slot);
+    }
+    int shape = ns_shape(ns, parts);
+    if (shape < 0) {
+        if (slot) {
+            hifc_index_remove(ns->index, slot);
+        }
+        slot = NULL;
+        evict_oldest_shape(recovery);
+        shape = ns_shape(ns, parts);
+    }
+    slot = slot ? slot : hifc_index_insert(ns->index, &entry->key);
+    if (!slot) {
+        return hifc_fail(-ENOSPC, "more entries than index_entries_max allows: raise it");
+    }
+    recovery->shape_applied[shape] = ++recovery->applied;
     slot->checksum = entry->checksum;
     slot->segment = segment;
     slot->offset = entry->offset;
@@ -101,13 +134,14 @@ static int apply_value(struct hifc_ns *ns, uint32_t segment, const struct hifc_d
     slot->heat = 0;
     slot->flags = HIFC_SLOT_USED;
     hifc_slot_set_shape(slot, (unsigned)shape);
-    ns_segment_live(ns, segment, entry->length, ns->shapes[shape]);
+    ns_segment_live(ns, segment, entry->length, parts);
     return 0;
 }
 
 static int entry_found(void *ctx, uint32_t segment, const struct hifc_summary_entry *summary)
 {
-    struct hifc_ns *ns = ctx;
+    struct recovery *recovery = ctx;
+    struct hifc_ns *ns = recovery->ns;
     const struct hifc_disk_entry *entry = &summary->entry;
     struct hifc_slot *slot = hifc_index_find(ns->index, &entry->key);
     if (entry->kind == HIFC_ENTRY_TOMBSTONE) {
@@ -118,20 +152,21 @@ static int entry_found(void *ctx, uint32_t segment, const struct hifc_summary_en
         }
         return 0;
     }
-    return apply_value(ns, segment, entry, slot);
+    return apply_value(recovery, segment, entry, slot);
 }
 
 static void entry_ahead(void *ctx, const struct hifc_summary_entry *summary)
 {
-    struct hifc_ns *ns = ctx;
-    hifc_index_prefetch(ns->index, &summary->entry.key);
+    struct recovery *recovery = ctx;
+    hifc_index_prefetch(recovery->ns->index, &summary->entry.key);
 }
 
 int ns_recover(struct hifc_ns *ns)
 {
     struct hifc_recover_opts opts = {0};
+    struct recovery recovery = {.ns = ns};
     struct hifc_recover_callbacks callbacks = {
-        .ctx = ns, .segment = segment_found, .apply = entry_found, .ahead = entry_ahead};
+        .ctx = &recovery, .segment = segment_found, .apply = entry_found, .ahead = entry_ahead};
     struct hifc_recover_result result;
     uint64_t start = ns_now();
     int error = hifc_recover(ns->io, &ns->sb, &opts, &callbacks, &result);

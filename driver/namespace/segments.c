@@ -193,14 +193,22 @@ struct ns_open *ns_stream_open(struct hifc_ns *ns, unsigned stream, uint64_t ext
 
 /* ---- accounting ----------------------------------------------------------------------------- */
 
+/* Of an extent: its part count is in use, for some slot names it or is about to. */
+static uint64_t *shape_extents(struct hifc_ns *ns, uint32_t part_count)
+{
+    return &ns->shape_extents[ns_shape(ns, part_count > 1 ? part_count : 1)];
+}
+
 void ns_segment_live(struct hifc_ns *ns, uint32_t segment, uint32_t length, uint32_t part_count)
 {
+    ++*shape_extents(ns, part_count);
     ns->segments[segment].live_bytes += hifc_extent_bytes(length, part_count);
     ns->segments[segment].live_entries++;
 }
 
 void ns_segment_dead(struct hifc_ns *ns, uint32_t segment, uint32_t length, uint32_t part_count)
 {
+    --*shape_extents(ns, part_count);
     ns->segments[segment].live_bytes -= hifc_extent_bytes(length, part_count);
     ns->segments[segment].live_entries--;
     ns->reclaim_exhausted = false;

@@ -76,7 +76,6 @@ TEST(the_lowest_free_segment_is_opened_first_also_after_reclaim)
         CHECK_EQ(put(n, HALF_BYTES, 1, HIFC_SWAP), HIFC_OK);
         CHECK_EQ(segment_of(n), n / 2);
     }
-    /* In the order in which they are emptied, in another one, and across a reopen none the less. */
     static const uint32_t emptied[] = {2, 7, 5, 3};
     for (uint32_t i = 0; i < 4; i++) {
         CHECK_EQ(delete(2 * emptied[i]), HIFC_OK);
@@ -90,6 +89,99 @@ TEST(the_lowest_free_segment_is_opened_first_also_after_reclaim)
         CHECK_EQ(put(100 + n, HALF_BYTES, 1, HIFC_REUSE), HIFC_OK);
         CHECK_EQ(segment_of(100 + n), lowest[n / 2]);
     }
+    finish();
+}
+
+/* ---- part counts ----------------------------------------------------------------------------- */
+
+TEST(part_counts_are_bounded_by_those_in_use_not_by_those_ever_seen)
+{
+    start();
+    for (uint32_t parts = 1; parts <= 3 * NS_SHAPES_MAX; parts++) {
+        uint8_t cls = parts % 2 ? HIFC_SWAP : HIFC_REUSE;
+        CHECK_EQ(put(parts, 16 * parts, parts, cls), HIFC_OK);
+        CHECK_EQ(delete(parts), HIFC_OK);
+    }
+    /* The one of single parts, and one less than all others. */
+    for (uint32_t parts = 2; parts <= NS_SHAPES_MAX; parts++) {
+        CHECK_EQ(put(parts, 16 * parts, parts, HIFC_REUSE), HIFC_OK);
+    }
+    uint32_t more = NS_SHAPES_MAX + 1;
+    CHECK_EQ(put(more, 16 * more, more, HIFC_SWAP), -EINVAL);
+    CHECK_EQ(put(1000, 5000, 1, HIFC_SWAP), HIFC_OK);
+    CHECK_EQ(put(1001, 30, 30, HIFC_SWAP), HIFC_OK); /* one of those in use */
+    CHECK_EQ(delete(30), HIFC_OK);
+    CHECK_EQ(put(more, 16 * more, more, HIFC_SWAP), -EINVAL); /* there is one of it left */
+    CHECK_EQ(put(1001, 5000, 1, HIFC_SWAP), HIFC_OK); /* replaced by another part count */
+    CHECK_EQ(put(more, 16 * more, more, HIFC_SWAP), HIFC_OK);
+    CHECK_EQ(put(more, 16 * (more + 1), more + 1, HIFC_SWAP), -EINVAL);
+    CHECK_EQ(hifc_sync(ns), 0);
+    struct hifc_check_result result;
+    CHECK_EQ(hifc_check(ns, HIFC_CHECK_INDEX, &result), 0);
+    CHECK_EQ(result.problems, 0);
+    CHECK_EQ(hifc_close(ns), 0);
+    open_ns(); /* what was swap is gone, and so is its part count */
+    CHECK_EQ(put(more, 16 * more, more, HIFC_SWAP), HIFC_OK);
+    finish();
+}
+
+TEST(a_reservation_holds_its_part_count_until_it_ends)
+{
+    start();
+    for (uint32_t parts = 2; parts < NS_SHAPES_MAX; parts++) {
+        CHECK_EQ(put(parts, 16 * parts, parts, HIFC_REUSE), HIFC_OK);
+    }
+    uint32_t last = NS_SHAPES_MAX;
+    struct hifc_req reserve = {.op = HIFC_OP_RESERVE, .cls = HIFC_SWAP, .key = key_of(2000),
+                               .length = 16 * last, .part_count = last};
+    CHECK_EQ(submit_and_wait(ns, &reserve, 1), HIFC_OK);
+    CHECK_EQ(put(last + 1, 16 * (last + 1), last + 1, HIFC_REUSE), -EINVAL);
+    struct hifc_req abort_it = {.op = HIFC_OP_ABORT, .handle = reserve.handle};
+    CHECK_EQ(submit_and_wait(ns, &abort_it, 1), HIFC_OK);
+    CHECK_EQ(put(last + 1, 16 * (last + 1), last + 1, HIFC_REUSE), HIFC_OK);
+    finish();
+}
+
+TEST(part_counts_come_and_go_with_reclaim)
+{
+    start();
+    for (uint32_t n = 0; n < 2000; n++) { /* several times the device: most of it is evicted */
+        uint32_t parts = n % 50 + 1 + n / 400 * 50;
+        CHECK_EQ(put(n, parts * 1000, parts, HIFC_REUSE), HIFC_OK);
+    }
+    struct hifc_stats stats;
+    CHECK_EQ(hifc_stats(ns, &stats), 0);
+    CHECK(stats.evicted_count > 0);
+    finish();
+}
+
+TEST(entries_that_were_evicted_and_come_back_do_not_keep_it_from_opening)
+{
+    start();
+    for (uint32_t parts = 2; parts <= NS_SHAPES_MAX; parts++) {
+        CHECK_EQ(put(parts, 16 * parts, parts, HIFC_REUSE), HIFC_OK);
+    }
+    CHECK_EQ(hifc_close(ns), 0);
+    open_ns();
+    /* Evicted, and their segments are not freed before the end. */
+    for (uint32_t parts = 2; parts <= NS_SHAPES_MAX; parts++) {
+        struct hifc_key key = key_of(parts);
+        struct hifc_slot *slot = hifc_index_find(ns->index, &key);
+        ns->segments[slot->segment].leases = 1;
+        ns_slot_dead(ns, slot);
+        hifc_index_remove(ns->index, slot);
+    }
+    for (uint32_t parts = NS_SHAPES_MAX + 1; parts < 2 * NS_SHAPES_MAX; parts++) {
+        CHECK_EQ(put(parts, 16 * parts, parts, HIFC_REUSE), HIFC_OK);
+    }
+    CHECK_EQ(hifc_sync(ns), 0);
+    CHECK_EQ(hifc_close(ns), 0);
+    open_ns();
+    for (uint32_t parts = NS_SHAPES_MAX + 1; parts < 2 * NS_SHAPES_MAX; parts++) {
+        CHECK(segment_of(parts) < ns->segment_count); /* what was synced last is there */
+    }
+    CHECK_EQ(hifc_index_count(ns->index), NS_SHAPES_MAX - 1);
+    CHECK_EQ(ns->stats.evicted_count, NS_SHAPES_MAX - 1);
     finish();
 }
 
