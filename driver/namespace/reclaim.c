@@ -180,17 +180,21 @@ static uint32_t choose(const struct hifc_ns *ns)
     return oldest != NO_SEGMENT ? oldest : emptiest;
 }
 
-/* A tombstone still hides something only while a reuse segment older than it is left. */
-static bool tombstone_needed(const struct hifc_ns *ns, uint32_t victim, uint64_t sequence)
+/* A tombstone still hides something only while a reuse segment is left that was opened before it was
+ * written. Returns when the oldest of them, the victim aside, was opened: the victim's tombstones
+ * with an earlier sequence are not needed any more. It is computed once a victim, not for every
+ * tombstone; a segment that is opened later cannot be older. */
+static uint64_t oldest_beside(const struct hifc_ns *ns, uint32_t victim)
 {
+    uint64_t oldest = UINT64_MAX;
     for (uint32_t i = 0; i < ns->segment_count; i++) {
         const struct ns_segment *s = &ns->segments[i];
-        if (i != victim && s->state != NS_FREE && s->cls == HIFC_REUSE &&
-            (s->state == NS_DAMAGED || s->open_sequence <= sequence)) {
-            return true;
+        if (i != victim && s->state != NS_FREE && s->cls == HIFC_REUSE) {
+            uint64_t opened = s->state == NS_DAMAGED ? 0 : s->open_sequence;
+            oldest = opened < oldest ? opened : oldest;
         }
     }
-    return false;
+    return oldest;
 }
 
 /* ---- moving --------------------------------------------------------------------------------- */
@@ -201,6 +205,7 @@ struct moves {
     uint32_t memory_bytes[MOVES_MAX];
     uint32_t count;
     uint64_t bytes;
+    uint64_t oldest; /* oldest_beside the victim */
 };
 
 static void evict(struct hifc_ns *ns, struct hifc_slot *slot)
@@ -394,7 +399,7 @@ static int handle_entry(struct hifc_ns *ns, uint32_t segment, struct moves *move
     if (ns->segments[segment].leases > 0) {
         error = -EBUSY;
     } else if (entry->kind == HIFC_ENTRY_TOMBSTONE) {
-        if (!slot && tombstone_needed(ns, segment, summary->sequence)) {
+        if (!slot && moves->oldest <= summary->sequence) {
             error = moves_add(ns, moves, segment, entry, NULL);
         }
     } else {
@@ -431,6 +436,11 @@ static int empty_segment(struct hifc_ns *ns, uint32_t segment)
     }
     struct moves *moves = calloc(1, sizeof *moves);
     error = moves ? 0 : hifc_fail(-ENOMEM, "no memory to reclaim");
+    if (moves) {
+        pthread_mutex_lock(&ns->mutex);
+        moves->oldest = oldest_beside(ns, segment);
+        pthread_mutex_unlock(&ns->mutex);
+    }
     for (uint32_t i = 0; i < count && !error; i++) {
         error = handle_entry(ns, segment, moves, &entries[i]);
         if (moves->count == MOVES_MAX || moves->bytes >= MOVE_BYTES_MAX || error) {

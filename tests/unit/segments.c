@@ -185,6 +185,52 @@ TEST(entries_that_were_evicted_and_come_back_do_not_keep_it_from_opening)
     finish();
 }
 
+/* ---- tombstones ------------------------------------------------------------------------------ */
+
+static uint32_t tombstones(void)
+{
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < ns->segment_count; i++) {
+        sum += ns->segments[i].tombstones;
+    }
+    return sum;
+}
+
+/* Closes and seals what is open, then reclaims the oldest segment that nobody holds. */
+static void reclaim(uint32_t expected)
+{
+    pthread_mutex_lock(&ns->mutex);
+    for (struct ns_open *open = ns->open_list; open; open = open->next) {
+        ns_open_close(ns, open);
+    }
+    pthread_mutex_unlock(&ns->mutex);
+    ns_janitor_inline(ns);
+    CHECK_EQ(ns_reclaim_one(ns), 1);
+    CHECK_EQ(ns->segments[expected].state, NS_FREE);
+}
+
+TEST(a_tombstone_goes_on_while_an_older_segment_is_left_and_ends_with_it)
+{
+    start();
+    struct hifc_key held = key_of(2);
+    uint64_t lease;
+    for (uint32_t n = 1; n <= 4; n++) {
+        CHECK_EQ(put(n, HALF_BYTES, 1, HIFC_REUSE), HIFC_OK);
+    }
+    CHECK_EQ(hifc_lease(ns, &held, 1, 0, NULL, &lease), 0); /* segment 0 stays */
+    CHECK_EQ(delete(1), HIFC_OK);
+    CHECK_EQ(tombstones(), 1);
+    CHECK_EQ(ns->segments[1].tombstones, 1);
+    reclaim(1);
+    CHECK_EQ(tombstones(), 1); /* it hides what segment 0 holds of key 1 */
+    CHECK_EQ(hifc_lease_release(ns, lease), 0);
+    reclaim(0);
+    CHECK_EQ(tombstones(), 1);
+    reclaim(2); /* where it stands now: nothing is older */
+    CHECK_EQ(tombstones(), 0);
+    finish();
+}
+
 int main(int argc, char **argv)
 {
     return check_main(argc, argv);
