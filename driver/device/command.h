@@ -51,7 +51,7 @@ static inline bool hifc_io_check(const struct hifc_geometry *geometry, struct hi
                                  bool read_only)
 {
     hifc_io_set(io, 0, 0, 0);
-    if (io->op > HIFC_IO_DEALLOCATE) {
+    if (io->op > HIFC_IO_ALLOCATE) {
         return hifc_io_refuse(io, -EINVAL, HIFC_SCT_GENERIC, HIFC_SC_INVALID_FIELD);
     }
     if (read_only && io->op != HIFC_IO_READ) {
@@ -71,6 +71,10 @@ static inline bool hifc_io_check(const struct hifc_geometry *geometry, struct hi
     }
     if (io->op == HIFC_IO_DEALLOCATE) {
         return geometry->deallocate ||
+               hifc_io_refuse(io, -ENOTSUP, HIFC_SCT_GENERIC, HIFC_SC_INVALID_FIELD);
+    }
+    if (io->op == HIFC_IO_ALLOCATE) {
+        return geometry->thin ||
                hifc_io_refuse(io, -ENOTSUP, HIFC_SCT_GENERIC, HIFC_SC_INVALID_FIELD);
     }
     if (io->length_bytes > geometry->max_transfer_bytes || io->iov_count > geometry->max_iov) {

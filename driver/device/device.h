@@ -47,14 +47,22 @@ int hifc_uri_render(const struct hifc_uri *uri, const char *scheme, const char *
 
 /* ---- one command ---------------------------------------------------------------------------- */
 
-enum hifc_io_op { HIFC_IO_READ, HIFC_IO_WRITE, HIFC_IO_FLUSH, HIFC_IO_DEALLOCATE };
+/* Allocate: whatever of the range has no room on the medium yet gets it, so that a write there does
+ * not fail for want of it. -ENOSPC: there is none left. -ENOTSUP: only writing makes sure of it. */
+enum hifc_io_op {
+    HIFC_IO_READ,
+    HIFC_IO_WRITE,
+    HIFC_IO_FLUSH,
+    HIFC_IO_DEALLOCATE,
+    HIFC_IO_ALLOCATE
+};
 
 struct hifc_io {
     struct hifc_io *next;               /* the engine's */
     void (*done)(struct hifc_io *io);   /* the engine's */
     void *owner;                        /* the engine's */
     uint64_t offset_bytes;              /* multiple of lba_bytes */
-    uint32_t length_bytes;              /* multiple of lba_bytes; deallocate: of any size */
+    uint32_t length_bytes;              /* multiple of lba_bytes; (de)allocate: of any size */
     uint8_t op;                         /* enum hifc_io_op */
     uint8_t sct, sc;                    /* out: NVMe status, generic success is 0, 0 */
     uint8_t reserved;
@@ -75,6 +83,8 @@ struct hifc_geometry {
     uint32_t boundary_bytes;       /* 0 or a power of two: a command across it becomes two */
     bool volatile_write_cache;     /* flush has work to do */
     bool deallocate;               /* understands deallocate */
+    bool thin;                     /* room comes with the first write, which may find none: allocate
+                                      before */
     bool direct;                   /* no page cache in between */
     bool registered_only;          /* memory must have been registered */
     bool one_element;              /* a command of several elements becomes several commands: better

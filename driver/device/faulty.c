@@ -29,6 +29,7 @@
 
 static pthread_mutex_t open_mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct hifc_faulty_device *open_devices;
+static struct hifc_faulty_room *rooms;
 
 /* ---- the device ------------------------------------------------------------------------------ */
 
@@ -57,7 +58,7 @@ static int read_range(const struct hifc_uri *uri, const char *name, struct hifc_
 static int read_faults(const struct hifc_uri *uri, struct hifc_faulty_device *device)
 {
     static const uint32_t drops[] = {0, 10, 50, 90, 100};
-    uint64_t seed = 1, delay = 0, reorder = 0;
+    uint64_t seed = 1, delay = 0, reorder = 0, no_allocate = 0, copy_on_write = 0;
     int rc = hifc_uri_u64(uri, "fault_seed", &seed);
     device->random = seed;
     uint64_t drop = drops[hifc_random(&device->random) % 5]; /* few lose much; many lose little */
@@ -66,6 +67,8 @@ static int read_faults(const struct hifc_uri *uri, struct hifc_faulty_device *de
     rc = rc ? rc : hifc_uri_u64(uri, "fault_write_error", &device->write_error_at);
     rc = rc ? rc : hifc_uri_u64(uri, "fault_hang", &device->hang_at);
     rc = rc ? rc : hifc_uri_u64(uri, "fault_delay", &delay);
+    rc = rc ? rc : hifc_uri_u64(uri, "fault_no_allocate", &no_allocate);
+    rc = rc ? rc : hifc_uri_u64(uri, "fault_copy_on_write", &copy_on_write);
     rc = rc ? rc : hifc_uri_u64(uri, "fault_reorder", &reorder);
     rc = rc ? rc : read_range(uri, "fault_read_error", device->errors, &device->error_count);
     rc = rc ? rc : read_range(uri, "fault_flip", device->flips, &device->flip_count);
@@ -76,6 +79,8 @@ static int read_faults(const struct hifc_uri *uri, struct hifc_faulty_device *de
     device->drop_percent = (uint32_t)drop;
     device->delay_polls = (uint32_t)delay;
     device->reorder = reorder;
+    device->no_allocate = no_allocate;
+    device->copy_on_write = copy_on_write;
     return rc;
 }
 
@@ -83,7 +88,8 @@ static int check_names(const struct hifc_uri *uri)
 {
     static const char *const known[] = {
         "fault_seed", "fault_drop", "fault_cut_write", "fault_write_error", "fault_hang",
-        "fault_delay", "fault_reorder", "fault_read_error", "fault_flip", NULL};
+        "fault_delay", "fault_reorder", "fault_read_error", "fault_flip", "fault_room",
+        "fault_no_allocate", "fault_copy_on_write", NULL};
     for (uint32_t i = 0; i < uri->param_count; i++) {
         const char *const *name = known;
         while (*name && strcmp(*name, uri->params[i].name) != 0) {
@@ -92,7 +98,7 @@ static int check_names(const struct hifc_uri *uri)
         if (!*name && strncmp(uri->params[i].name, "fault_", 6) == 0) {
             return hifc_fail(-EINVAL, "faulty device: unknown parameter '%.60s'; known: fault_seed "
                              "_drop _cut_write _write_error _hang _delay _reorder _read_error "
-                             "_flip", uri->params[i].name);
+                             "_flip _room _no_allocate _copy_on_write", uri->params[i].name);
         }
     }
     return 0;
@@ -120,6 +126,31 @@ static int open_inner(const struct hifc_uri *uri, unsigned flags, struct hifc_fa
     return rc;
 }
 
+/* The room that an earlier device of this target left, or what fault_room gives. */
+static int open_room(const struct hifc_uri *uri, struct hifc_faulty_device *device)
+{
+    const struct hifc_geometry *geometry = &device->base.geometry;
+    uint64_t blocks = geometry->size_bytes / geometry->lba_bytes, bytes = 0;
+    int rc = hifc_uri_size(uri, "fault_room", &bytes);
+    if (rc || !hifc_uri_param(uri, "fault_room")) {
+        return rc;
+    }
+    pthread_mutex_lock(&open_mutex);
+    device->room = rooms;
+    while (device->room && strcmp(device->room->target, device->target) != 0) {
+        device->room = device->room->next;
+    }
+    if (!device->room && (device->room = calloc(1, sizeof(*device->room) + blocks))) {
+        snprintf(device->room->target, sizeof(device->room->target), "%s", device->target);
+        device->room->left = bytes / geometry->lba_bytes;
+        device->room->next = rooms;
+        rooms = device->room;
+    }
+    pthread_mutex_unlock(&open_mutex);
+    device->base.geometry.thin = true;
+    return device->room ? 0 : hifc_fail(-ENOMEM, "faulty device: out of memory");
+}
+
 static void release(struct hifc_faulty_device *device)
 {
     hifc_overlay_free(&device->overlay);
@@ -143,6 +174,7 @@ static int faulty_open(const struct hifc_uri *uri, unsigned flags, struct hifc_d
     int rc = check_names(uri);
     rc = rc ? rc : read_faults(uri, device);
     rc = rc ? rc : open_inner(uri, flags, device);
+    rc = rc ? rc : open_room(uri, device);
     if (rc) {
         release(device);
         return rc;
@@ -271,6 +303,43 @@ void hifc_faulty_write_error(struct hifc_device *base, uint64_t nth)
     struct hifc_faulty_device *device = lock_device(base);
     device->write_error_at = nth;
     pthread_mutex_unlock(&device->mutex);
+}
+
+void hifc_faulty_room(struct hifc_device *base, uint64_t left_bytes)
+{
+    struct hifc_faulty_device *device = lock_device(base);
+    device->room->left = left_bytes / base->geometry.lba_bytes;
+    pthread_mutex_unlock(&device->mutex);
+}
+
+void hifc_faulty_full_at(struct hifc_device *base, uint64_t nth)
+{
+    struct hifc_faulty_device *device = lock_device(base);
+    device->room->count = 0;
+    device->room->full_at = nth;
+    pthread_mutex_unlock(&device->mutex);
+}
+
+uint64_t hifc_faulty_room_count(struct hifc_device *base)
+{
+    struct hifc_faulty_device *device = lock_device(base);
+    uint64_t count = device->room->count;
+    pthread_mutex_unlock(&device->mutex);
+    return count;
+}
+
+void hifc_faulty_room_forget(const char *target)
+{
+    pthread_mutex_lock(&open_mutex);
+    for (struct hifc_faulty_room **link = &rooms; *link; link = &(*link)->next) {
+        struct hifc_faulty_room *room = *link;
+        if (strcmp(room->target, target) == 0) {
+            *link = room->next;
+            free(room);
+            break;
+        }
+    }
+    pthread_mutex_unlock(&open_mutex);
 }
 
 void hifc_faulty_clear(struct hifc_device *base)

@@ -30,6 +30,18 @@ int hifc_faulty_read_error(struct hifc_device *device, uint64_t first_lba, uint6
 int hifc_faulty_flip(struct hifc_device *device, uint64_t first_lba, uint64_t last_lba);
 /* The nth write or flush fails, and what it wrote is a draw; 0: none. */
 void hifc_faulty_write_error(struct hifc_device *device, uint64_t nth);
+/* fault_room=BYTES makes the medium thin: that much room is there for blocks that have none yet;
+ * writes and allocates beyond it fail with -ENOSPC, deallocate gives room back. What has room is
+ * remembered for the target until it is forgotten. With fault_copy_on_write=1 overwriting needs
+ * room as well, for the moment. Sets what is left from now on. */
+void hifc_faulty_room(struct hifc_device *device, uint64_t left_bytes);
+/* The nth write or allocate from now on (from 1) finds the medium full, and so do all later ones;
+ * 0: none. */
+void hifc_faulty_full_at(struct hifc_device *device, uint64_t nth);
+/* Writes and allocates since that call. */
+uint64_t hifc_faulty_room_count(struct hifc_device *device);
+/* The device must not be open. */
+void hifc_faulty_room_forget(const char *target);
 /* Forgets read errors, flips, write errors and a cut to come. */
 void hifc_faulty_clear(struct hifc_device *device);
 

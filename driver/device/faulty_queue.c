@@ -148,6 +148,65 @@ static void deallocate_blocks(struct hifc_faulty_device *device, struct hifc_io 
     }
 }
 
+/* Room for the blocks of a write or allocate, as far as there is any: how many of them have it. */
+static uint32_t take_room(struct hifc_faulty_device *device, const struct hifc_io *io)
+{
+    struct hifc_faulty_room *room = device->room;
+    uint32_t lba_bytes = device->base.geometry.lba_bytes;
+    uint64_t first = io->offset_bytes / lba_bytes;
+    uint32_t blocks = io->length_bytes / lba_bytes, fit = 0;
+    if (room->full_at && ++room->count >= room->full_at) {
+        room->left = 0;
+    }
+    if (device->copy_on_write && io->op == HIFC_IO_WRITE && room->left == 0) {
+        return 0;
+    }
+    for (; fit < blocks && (room->has[first + fit] || room->left > 0); fit++) {
+        room->left -= !room->has[first + fit];
+        room->has[first + fit] = 1;
+    }
+    return fit;
+}
+
+static void give_room_back(struct hifc_faulty_device *device, const struct hifc_io *io)
+{
+    uint32_t lba_bytes = device->base.geometry.lba_bytes;
+    uint64_t first = io->offset_bytes / lba_bytes;
+    for (uint32_t i = 0; i < io->length_bytes / lba_bytes; i++) {
+        device->room->left += device->room->has[first + i];
+        device->room->has[first + i] = 0;
+    }
+}
+
+/* True when the command ends here, for want of room. What finds room is written, as a kernel does
+ * that comes to the end of a disk. */
+static bool ends_for_room(struct hifc_faulty_device *device, struct hifc_io *io)
+{
+    if (!device->room || io->op == HIFC_IO_READ || io->op == HIFC_IO_FLUSH) {
+        return false;
+    }
+    if (io->op == HIFC_IO_DEALLOCATE) {
+        give_room_back(device, io);
+        return false;
+    }
+    if (io->op == HIFC_IO_ALLOCATE && device->no_allocate) {
+        hifc_io_set(io, -ENOTSUP, HIFC_SCT_GENERIC, HIFC_SC_INVALID_FIELD);
+        return true;
+    }
+    uint32_t fit = take_room(device, io);
+    if (fit == io->length_bytes / device->base.geometry.lba_bytes) {
+        return io->op == HIFC_IO_ALLOCATE;
+    }
+    if (io->op == HIFC_IO_WRITE) {
+        uint32_t length_bytes = io->length_bytes;
+        io->length_bytes = fit * device->base.geometry.lba_bytes;
+        write_blocks(device, io, false);
+        io->length_bytes = length_bytes;
+    }
+    hifc_io_set(io, -ENOSPC, HIFC_SCT_GENERIC, HIFC_SC_CAPACITY);
+    return true;
+}
+
 static bool touches(const struct hifc_fault_range *ranges, uint32_t count, uint64_t first,
                     uint64_t last)
 {
@@ -242,6 +301,9 @@ static void carry_out(struct hifc_faulty_device *device, struct hifc_io *io)
         } else {
             hifc_io_set(io, -EIO, HIFC_SCT_GENERIC, HIFC_SC_INTERNAL);
         }
+        return;
+    }
+    if (ends_for_room(device, io)) {
         return;
     }
     switch (io->op) {

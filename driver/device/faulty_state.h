@@ -18,6 +18,16 @@ struct hifc_fault_range {
     uint64_t first, last;
 };
 
+/* The room of a thin medium: it outlives the device, as what was written does. */
+struct hifc_faulty_room {
+    struct hifc_faulty_room *next;
+    char target[256];
+    uint64_t left;   /* blocks */
+    uint64_t full_at; /* allocate or write that finds left = 0 from then on; 0: none */
+    uint64_t count;
+    uint8_t has[];   /* by LBA */
+};
+
 struct hifc_faulty_pending {
     struct hifc_io *io;
     uint64_t due; /* number of the poll that may complete it; UINT64_MAX: it hangs */
@@ -40,6 +50,8 @@ struct hifc_faulty_device {
     struct hifc_faulty_qpair *qpairs;
     pthread_mutex_t mutex; /* everything below, the qpairs' pending, and the inner device */
     struct hifc_overlay overlay;
+    struct hifc_faulty_room *room; /* NULL: not thin */
+    bool no_allocate, copy_on_write;
     uint64_t random;
     uint32_t drop_percent;
     uint32_t delay_polls;

@@ -112,6 +112,7 @@ static int describe(const struct hifc_file_options *options, const struct hifc_f
     bool holes = (uint64_t)target->status.st_blocks * 512 < (uint64_t)target->status.st_size;
     geometry->deallocate = options->sparse == HIFC_AUTO ? target->tmpfs || holes
                                                    : options->sparse == HIFC_YES;
+    geometry->thin = geometry->deallocate || holes;
     geometry->volatile_write_cache = !target->tmpfs;
     snprintf(geometry->model, sizeof(geometry->model), "%s",
              target->tmpfs ? "file on tmpfs" : "file");

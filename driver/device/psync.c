@@ -115,7 +115,9 @@ static void carry_out(struct psync *qpair, struct hifc_io *io)
         rc = qpair->read_only ? 0 : fdatasync(qpair->fd);
         break;
     default:
-        rc = fallocate(qpair->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+        rc = fallocate(qpair->fd,
+                       FALLOC_FL_KEEP_SIZE |
+                           (io->op == HIFC_IO_DEALLOCATE ? FALLOC_FL_PUNCH_HOLE : 0),
                        (off_t)io->offset_bytes, (off_t)io->length_bytes);
         break;
     }

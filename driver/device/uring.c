@@ -82,8 +82,10 @@ static void prepare(struct hifc_uring *ring, uint32_t index, struct io_uring_sqe
         io_uring_prep_nop(sqe);
     } else if (io->op == HIFC_IO_FLUSH) {
         io_uring_prep_fsync(sqe, fd, IORING_FSYNC_DATASYNC);
-    } else if (io->op == HIFC_IO_DEALLOCATE) {
-        io_uring_prep_fallocate(sqe, fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+    } else if (io->op == HIFC_IO_DEALLOCATE || io->op == HIFC_IO_ALLOCATE) {
+        io_uring_prep_fallocate(sqe, fd,
+                                FALLOC_FL_KEEP_SIZE |
+                                    (io->op == HIFC_IO_DEALLOCATE ? FALLOC_FL_PUNCH_HOLE : 0),
                                 (off_t)io->offset_bytes, (off_t)io->length_bytes);
     } else if (slot->done_bytes == 0) {
         prepare_transfer(ring, sqe, io, io->iov, io->iov_count, io->offset_bytes);

@@ -183,7 +183,8 @@ static void end_slot(struct slot *slot, struct call *call)
 static int fail_call(struct hifc_blockio *io, const struct hifc_xfer *failed)
 {
     static const uint8_t opcodes[] = {[HIFC_IO_READ] = 0x02, [HIFC_IO_WRITE] = 0x01,
-                                      [HIFC_IO_FLUSH] = 0x00, [HIFC_IO_DEALLOCATE] = 0x09};
+                                      [HIFC_IO_FLUSH] = 0x00, [HIFC_IO_DEALLOCATE] = 0x09,
+                                      [HIFC_IO_ALLOCATE] = 0x08}; /* write zeroes */
     uint32_t lba_bytes = io->device->geometry.lba_bytes;
     return hifc_fail_command(failed->error, failed->sct, failed->sc,
                              opcodes[failed->error_opcode], failed->error_offset_bytes / lba_bytes,
@@ -295,6 +296,35 @@ int hifc_blockio_deallocate(struct hifc_blockio *io, uint64_t offset_bytes, uint
     struct call call = {.op = HIFC_IO_DEALLOCATE, .offset_bytes = offset_bytes,
                         .size_bytes = size_bytes};
     return without_memory(io, &call);
+}
+
+/* The file system has no command for it: what is written has room, once it is flushed. */
+static int write_zeros(struct hifc_blockio *io, uint64_t offset_bytes, uint64_t size_bytes)
+{
+    uint8_t *zeros = aligned_alloc(HIFC_PAGE_BYTES, SLOT_BYTES);
+    if (!zeros) {
+        return hifc_fail(-ENOMEM, "%s: no memory to write zeros", io->device->uri);
+    }
+    memset(zeros, 0, SLOT_BYTES);
+    int rc = 0;
+    for (uint64_t done = 0; done < size_bytes && !rc; done += SLOT_BYTES) {
+        uint64_t left = size_bytes - done;
+        rc = hifc_blockio_write(io, offset_bytes + done, zeros,
+                                left < SLOT_BYTES ? left : SLOT_BYTES);
+    }
+    free(zeros);
+    return rc ? rc : hifc_blockio_flush(io);
+}
+
+int hifc_blockio_allocate(struct hifc_blockio *io, uint64_t offset_bytes, uint64_t size_bytes)
+{
+    if (!io->device->geometry.thin) {
+        return 0;
+    }
+    struct call call = {.op = HIFC_IO_ALLOCATE, .offset_bytes = offset_bytes,
+                        .size_bytes = size_bytes};
+    int rc = without_memory(io, &call);
+    return rc == -ENOTSUP ? write_zeros(io, offset_bytes, size_bytes) : rc;
 }
 
 struct hifc_device *hifc_blockio_device(struct hifc_blockio *io)

@@ -122,6 +122,9 @@ int hifc_blockio_write(struct hifc_blockio *io, uint64_t offset_bytes, const voi
                        uint64_t size_bytes);
 int hifc_blockio_flush(struct hifc_blockio *io);
 int hifc_blockio_deallocate(struct hifc_blockio *io, uint64_t offset_bytes, uint64_t size_bytes);
+/* Makes sure that the range has room on a thin device; its contents, which nobody may need any
+ * more, may be zeroed. -ENOSPC: there is none. Does nothing on a device that is not thin. */
+int hifc_blockio_allocate(struct hifc_blockio *io, uint64_t offset_bytes, uint64_t size_bytes);
 struct hifc_device *hifc_blockio_device(struct hifc_blockio *io);
 
 /* ---- buffer pool (pool.c) -------------------------------------------------------------------- */

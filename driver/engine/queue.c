@@ -252,7 +252,8 @@ static bool build(struct hifc_queue *queue, struct hifc_xfer *xfer, struct hifc_
             return false;
         }
         break;
-    case HIFC_IO_DEALLOCATE: {
+    case HIFC_IO_DEALLOCATE:
+    case HIFC_IO_ALLOCATE: {
         uint64_t left = xfer->length_bytes - xfer->issued_bytes;
         io->iov_count = 0;
         io->length_bytes = left < HIFC_DEALLOCATE_MAX_BYTES ? (uint32_t)left
@@ -341,8 +342,10 @@ static void count_command(struct hifc_queue *queue, const struct hifc_io *io)
     case HIFC_IO_FLUSH:
         hifc_count(&counters->flush_commands, 1);
         break;
-    default:
+    case HIFC_IO_DEALLOCATE:
         hifc_count(&counters->deallocate_commands, 1);
+        break;
+    default: /* allocate moves nothing */
         break;
     }
 }

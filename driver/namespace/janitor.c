@@ -116,16 +116,18 @@ static void seal_ready(struct hifc_ns *ns)
 
 static bool space_is_low(const struct hifc_ns *ns)
 {
-    return ns->free_count <= NS_SEGMENTS_RESERVE + NS_SEGMENTS_LOW || ns->index_full;
+    return ns_room_low(ns, 0) || ns->index_full;
 }
 
-/* A full index may be full of what stands in a segment that is still open. */
-static void close_what_fills_the_index(struct hifc_ns *ns)
+/* A full index may be full of what stands in a segment that is still open, and so may a disk that
+ * has room for a few segments only. */
+static void close_what_may_be_evicted(struct hifc_ns *ns, bool disk_full)
 {
     static const unsigned streams[] = {NS_STREAM_REUSE, NS_STREAM_REUSE_MOVED};
     for (unsigned i = 0; i < 2; i++) {
         struct ns_open *open = ns->streams[streams[i]];
-        if (open && ns->segments[open->segment].live_entries > 0) {
+        if (open && (ns->segments[open->segment].live_entries > 0 ||
+                     (disk_full && ns->segments[open->segment].payload_bytes > 0))) {
             ns_open_close(ns, open);
         }
     }
@@ -140,16 +142,22 @@ static void work(struct hifc_ns *ns)
     }
     pthread_mutex_lock(&ns->mutex);
     for (unsigned pass = 0; pass < JANITOR_PASSES_MAX && space_is_low(ns) &&
-                            !ns->reclaim_exhausted && !ns->janitor_stop;
+                            (!ns->reclaim_exhausted || ns->roomless_count > 0) &&
+                            !ns->janitor_stop;
          pass++) {
+        bool room_low = ns_room_low(ns, 0), reclaim = !ns->reclaim_exhausted;
         pthread_mutex_unlock(&ns->mutex);
-        int progress = ns_reclaim_one(ns);
+        bool found_room = room_low && ns_room_one(ns);
+        int progress = found_room ? 1 : reclaim ? ns_reclaim_one(ns) : 0;
         pthread_mutex_lock(&ns->mutex);
         if (progress > 0) {
-            ns->index_full = false; /* what finds it full again says so */
+            ns->segment_wanted = false;
+            /* What finds the index full again says so. */
+            ns->index_full = ns->index_full && found_room;
         } else {
-            if (progress == 0 && ns->index_full) {
-                close_what_fills_the_index(ns);
+            bool disk_full = ns->segment_wanted && ns->roomless_count > 0;
+            if (progress == 0 && reclaim && (ns->index_full || disk_full)) {
+                close_what_may_be_evicted(ns, disk_full);
             }
             /* Segments that are still being written may yet turn into something to reclaim. */
             ns->reclaim_exhausted = progress == 0 && ns->closing_count == 0;

@@ -291,7 +291,8 @@ static int open_tables(struct hifc_ns *ns)
     ns->segment_size = (uint32_t)ns->sb.segment_size_bytes;
     ns->segments = calloc(ns->segment_count, sizeof *ns->segments);
     ns->free_map = calloc(ns->segment_count / 64 + 1, sizeof *ns->free_map);
-    if (!ns->segments || !ns->free_map) {
+    ns->roomless_map = calloc(ns->segment_count / 64 + 1, sizeof *ns->roomless_map);
+    if (!ns->segments || !ns->free_map || !ns->roomless_map) {
         return hifc_fail(-ENOMEM, "no memory for %u segments", ns->segment_count);
     }
     if (ns->opts.batch_size_max_bytes > ns->segment_size / 2) {
@@ -361,8 +362,9 @@ static void release_tables(struct hifc_ns *ns)
     }
     free(ns->segments);
     free(ns->free_map);
+    free(ns->roomless_map);
     ns->segments = NULL;
-    ns->free_map = NULL;
+    ns->free_map = ns->roomless_map = NULL;
     if (ns->pools) {
         hifc_pools_end(ns->pools);
     }
@@ -450,28 +452,36 @@ static void abort_reservations(struct hifc_ns *ns)
     pthread_mutex_unlock(&ns->mutex);
 }
 
-static int seal_all(struct hifc_ns *ns)
+/* complete: every segment has its summary. A full disk alone is not an error: what was flushed is
+ * found again by a scan. */
+static int seal_all(struct hifc_ns *ns, bool *complete)
 {
     int flushed = ns_flush(ns), error = flushed;
     for (struct ns_open *open = ns->open_list, *next; open; open = next) {
         next = open->next;
         int sealed = ns_seal(ns, open, flushed);
-        error = error ? error : sealed;
+        *complete = *complete && !sealed;
+        if (!error && (flushed || sealed != -ENOSPC)) {
+            error = sealed;
+        }
     }
     return error;
 }
 
-/* Everything that was acknowledged is on stable media and sealed, if the device lets it. */
+/* Everything that was acknowledged is on stable media and sealed, if the device lets it. A disk
+ * below that is full is not an error: nothing of that is lost. */
 static int finish_writing(struct hifc_ns *ns)
 {
     abort_reservations(ns);
     int error = ns_settle(ns, ns->close_timeout_us);
-    error = error ? error : seal_all(ns);
+    bool complete = true;
+    error = error ? error : seal_all(ns, &complete);
     error = error ? error : ns_flush(ns);
-    if (!error) {
+    if (!error && complete) {
         ns->sb.sequence++;
         ns->sb.clean = 1;
         error = hifc_superblock_write(ns->io, &ns->sb);
+        error = error == -ENOSPC ? 0 : error;
     }
     return error;
 }

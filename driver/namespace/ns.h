@@ -289,6 +289,9 @@ struct hifc_ns {
     uint32_t free_count;
     uint64_t *free_map; /* a bit a segment */
     uint32_t free_from; /* no word of it before this one has a bit */
+    uint32_t roomless_count; /* free as well, but without room on a thin device: room.c */
+    uint64_t *roomless_map;
+    uint32_t roomless_from;
     struct ns_open *streams[NS_STREAMS]; /* the open segment of each, or NULL */
     struct ns_open *open_list;
     uint32_t closing_count;
@@ -333,6 +336,7 @@ struct hifc_ns {
     bool janitor_stop;
     _Atomic bool janitor_wanted; /* also looked at without the mutex */
     bool janitor_running;
+    bool segment_wanted;    /* a stream found no free segment: what may be evicted must go */
     bool index_full;        /* a put found no slot: reclaim, whatever space is left */
     bool reclaim_exhausted; /* the last pass found nothing that may go; cleared when that changes */
 
@@ -407,10 +411,24 @@ struct hifc_ticket *ns_ticket_alloc(struct hifc_ns *ns, uint32_t requests, uint8
 void ns_answer(struct hifc_ns *ns, struct hifc_ticket *ticket, struct hifc_req *req,
                uint32_t callers_pool, int status, uint64_t bytes, const struct hifc_error *error);
 
+/* ---- room.c: room of free segments on a thin device; the janitor's thread, blocks ------------- */
+/* So few are ready, with this many more, that the janitor has work. Mutex held. */
+bool ns_room_low(const struct hifc_ns *ns, uint32_t more);
+/* What becomes of the room of a segment whose header says free: kept, or given back. True: it may
+ * go on the free list. */
+bool ns_room_of_freed(struct hifc_ns *ns, uint32_t segment, bool keep);
+/* A segment that is free now. Mutex held. */
+void ns_free_add(struct hifc_ns *ns, uint32_t segment, bool has_room);
+/* Makes room for one more free segment: false when there is none to make it for, or no room. */
+bool ns_room_one(struct hifc_ns *ns);
+
 /* ---- segments.c: mutex held ----------------------------------------------------------------- */
 uint64_t ns_segment_base(const struct hifc_ns *ns, uint32_t segment);
-/* A segment in state FREE may be opened from now on; the lowest is opened first. */
-void ns_segment_freed(struct hifc_ns *ns, uint32_t segment);
+/* A set of segments: a bit a segment, and the first word that may have one. The lowest of a set that
+ * is not empty stays in it. */
+void ns_map_add(uint64_t *map, uint32_t *from, uint32_t segment);
+uint32_t ns_map_lowest(const uint64_t *map, uint32_t *from);
+void ns_map_remove(uint64_t *map, uint32_t segment);
 /* The stream's segment with room for one more entry of extent bytes in batch-forming order, opening
  * or rolling over as needed. status: HIFC_RETRY or HIFC_NO_SPACE where NULL. */
 struct ns_open *ns_stream_open(struct hifc_ns *ns, unsigned stream, uint64_t extent_bytes,

@@ -38,15 +38,16 @@ static int seal_scanned(struct hifc_ns *ns, const struct hifc_recovered_segment 
                                  .chain = found->chain,
                                  .used_bytes = found->used_bytes,
                                  .cls = found->cls};
-    if (ns->read_only) {
-        keep_entries(segment, found);
-        return segment->entries ? 0 : hifc_fail(-ENOMEM, "no memory for a summary");
-    }
     /* What was accepted by its payload may still sit in a volatile cache: the summary must not
      * reach the media before it. */
-    int error = hifc_blockio_flush(ns->io);
-    return error ? error
-                 : ns_seal_write(ns, found->segment, &footer, found->entries, found->entry_count);
+    int error = ns->read_only ? -EROFS : hifc_blockio_flush(ns->io);
+    error = error ? error
+                  : ns_seal_write(ns, found->segment, &footer, found->entries, found->entry_count);
+    if (error == -EROFS || error == -ENOSPC) { /* on a full disk the next open scans it again */
+        keep_entries(segment, found);
+        error = segment->entries ? 0 : hifc_fail(-ENOMEM, "no memory for a summary");
+    }
+    return error;
 }
 
 static int segment_found(void *ctx, const struct hifc_recovered_segment *found)
@@ -175,10 +176,12 @@ int ns_recover(struct hifc_ns *ns)
     }
     for (uint32_t i = 0; i < ns->segment_count; i++) {
         if (ns->segments[i].state == NS_FREE) {
-            ns_segment_freed(ns, i);
+            ns_free_add(ns, i, ns->read_only || !ns->device->geometry.thin);
         } else if (ns->segments[i].live_entries == 0) {
             ns->janitor_wanted = true;
         }
+    }
+    while (ns_room_low(ns, 0) && ns_room_one(ns)) {
     }
     ns->sequence = ns->completed_sequence = result.next_sequence - 1;
     ns->flushed_sequence = result.flushed_sequence;

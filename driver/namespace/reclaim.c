@@ -43,6 +43,8 @@ int ns_write_free_header(struct hifc_ns *ns, uint32_t segment)
 /* Segments in state RECLAIMING with nothing live and nobody reading. */
 static int free_segments(struct hifc_ns *ns, const uint32_t *list, uint32_t count)
 {
+    bool has_room[NS_RECLAIM_DEAD_MAX] = {false};
+    uint32_t kept = 0;
     int error = ns_flush(ns);
     for (uint32_t i = 0; i < count && !error; i++) {
         error = ns_write_free_header(ns, list[i]);
@@ -50,10 +52,12 @@ static int free_segments(struct hifc_ns *ns, const uint32_t *list, uint32_t coun
     if (!error) {
         error = hifc_blockio_flush(ns->io);
     }
-    for (uint32_t i = 0; i < count && !error && ns->device->geometry.deallocate; i++) {
-        /* Advice only: a device that cannot take it keeps working. */
-        (void)hifc_blockio_deallocate(ns->io, ns_segment_base(ns, list[i]) + HIFC_PAGE_BYTES,
-                                      ns->segment_size - HIFC_PAGE_BYTES);
+    for (uint32_t i = 0; i < count && !error; i++) {
+        pthread_mutex_lock(&ns->mutex);
+        bool keep = ns_room_low(ns, kept);
+        pthread_mutex_unlock(&ns->mutex);
+        has_room[i] = ns_room_of_freed(ns, list[i], keep);
+        kept += has_room[i];
     }
     pthread_mutex_lock(&ns->mutex);
     ns->stats.flush_count++;
@@ -65,7 +69,7 @@ static int free_segments(struct hifc_ns *ns, const uint32_t *list, uint32_t coun
         }
         free(segment->entries);
         *segment = (struct ns_segment){.generation = segment->generation + 1, .state = NS_FREE};
-        ns_segment_freed(ns, list[i]);
+        ns_free_add(ns, list[i], has_room[i]);
         ns->stats.reclaimed_segments++;
     }
     pthread_cond_broadcast(&ns->changed);
@@ -485,7 +489,7 @@ int ns_reclaim_one(struct hifc_ns *ns)
     if (!emptied) {
         /* A lease, a reader, a full pool: it passes, and does not mean that nothing may go. */
         bool passing = error == 0 || error == -EBUSY || error == -ENOMEM;
-        bool no_room = error == -EAGAIN;
+        bool no_room = error == -EAGAIN || error == -ENOSPC;
         ns->segments[segment].state = NS_SEALED;
         ns->segments[segment].stuck = !passing && !no_room;
         pthread_mutex_unlock(&ns->mutex);
@@ -493,5 +497,5 @@ int ns_reclaim_one(struct hifc_ns *ns)
     }
     pthread_mutex_unlock(&ns->mutex);
     error = free_segments(ns, &segment, 1);
-    return error ? error : 1;
+    return error == -ENOSPC ? 0 : error ? error : 1;
 }

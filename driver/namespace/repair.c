@@ -70,14 +70,11 @@ static int free_damaged(struct hifc_ns *ns, uint32_t segment, uint8_t *memory)
     if (error) {
         return error;
     }
-    if (ns->device->geometry.deallocate) {
-        (void)hifc_blockio_deallocate(ns->io, ns_segment_base(ns, segment) + HIFC_PAGE_BYTES,
-                                      ns->segment_size - HIFC_PAGE_BYTES);
-    }
+    bool has_room = ns_room_of_freed(ns, segment, false);
     pthread_mutex_lock(&ns->mutex);
     ns->segments[segment] =
         (struct ns_segment){.generation = generation + 1, .state = NS_FREE};
-    ns_segment_freed(ns, segment);
+    ns_free_add(ns, segment, has_room);
     ns->reclaim_exhausted = false;
     pthread_cond_broadcast(&ns->changed);
     pthread_mutex_unlock(&ns->mutex);

@@ -39,11 +39,23 @@ bool ns_open_fits(const struct hifc_ns *ns, const struct ns_open *open, uint64_t
     return need <= ns->segment_size;
 }
 
-void ns_segment_freed(struct hifc_ns *ns, uint32_t segment)
+void ns_map_add(uint64_t *map, uint32_t *from, uint32_t segment)
 {
-    ns->free_map[segment / 64] |= 1ull << segment % 64;
-    ns->free_from = segment / 64 < ns->free_from ? segment / 64 : ns->free_from;
-    ns->free_count++;
+    map[segment / 64] |= 1ull << segment % 64;
+    *from = segment / 64 < *from ? segment / 64 : *from;
+}
+
+uint32_t ns_map_lowest(const uint64_t *map, uint32_t *from)
+{
+    while (map[*from] == 0) {
+        ++*from;
+    }
+    return *from * 64 + (uint32_t)__builtin_ctzll(map[*from]);
+}
+
+void ns_map_remove(uint64_t *map, uint32_t segment)
+{
+    map[segment / 64] &= ~(1ull << segment % 64);
 }
 
 /* The lowest free segment; there is one. Data then stands at the front of the device as far as it
@@ -52,12 +64,8 @@ void ns_segment_freed(struct hifc_ns *ns, uint32_t segment)
  * logical blocks. */
 static uint32_t take_free(struct hifc_ns *ns)
 {
-    while (ns->free_map[ns->free_from] == 0) {
-        ns->free_from++;
-    }
-    uint64_t *word = &ns->free_map[ns->free_from];
-    uint32_t segment = ns->free_from * 64 + (uint32_t)__builtin_ctzll(*word);
-    *word &= *word - 1;
+    uint32_t segment = ns_map_lowest(ns->free_map, &ns->free_from);
+    ns_map_remove(ns->free_map, segment);
     ns->free_count--;
     return segment;
 }
@@ -169,6 +177,7 @@ struct ns_open *ns_stream_open(struct hifc_ns *ns, unsigned stream, uint64_t ext
         ns_want_janitor(ns);
     }
     if (ns->free_count <= keep) {
+        ns->segment_wanted = true;
         *status = ns->reclaim_exhausted ? HIFC_NO_SPACE : HIFC_RETRY;
         return NULL;
     }

@@ -136,7 +136,7 @@ HIFC_API int hifc_stats(struct hifc_ns *ns, struct hifc_stats *out)
     space(ns, out);
     out->segment_size_bytes = ns->segment_size;
     out->segments = ns->segment_count;
-    out->segments_free = ns->free_count;
+    out->segments_free = ns->free_count + ns->roomless_count;
     out->direct = ns->device->geometry.direct;
     out->open_epoch = ns->sb.open_epoch;
     out->entries = hifc_index_count(ns->index);

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * room.c - the room of free segments on a thin device, such as a sparse file, whose file system may
+ * be full when a segment is written for the first time.
+ *
+ * Invariant: a segment in the free set has room for all of its pages, so neither its batches nor
+ * its summary can meet a full disk. Room is asked for in one place, here, by the janitor, which
+ * answers a full disk as it answers a full device: by reclaiming a segment. A segment that is
+ * freed while few are ready keeps its room; otherwise the room goes back to the file system.
+ */
+#include "namespace/ns.h"
+
+bool ns_room_low(const struct hifc_ns *ns, uint32_t more)
+{
+    return ns->free_count + more <= NS_SEGMENTS_RESERVE + NS_SEGMENTS_LOW;
+}
+
+/* The header's page is written by format and never given back. */
+static uint64_t body_of(const struct hifc_ns *ns, uint32_t segment, uint64_t *bytes)
+{
+    *bytes = ns->segment_size - HIFC_PAGE_BYTES;
+    return ns_segment_base(ns, segment) + HIFC_PAGE_BYTES;
+}
+
+static void give_back(struct hifc_ns *ns, uint32_t segment)
+{
+    uint64_t bytes, at = body_of(ns, segment, &bytes);
+    if (ns->device->geometry.deallocate) {
+        /* Advice only: a device that cannot take it keeps working. */
+        (void)hifc_blockio_deallocate(ns->io, at, bytes);
+    }
+}
+
+static int make_room(struct hifc_ns *ns, uint32_t segment)
+{
+    uint64_t bytes, at = body_of(ns, segment, &bytes);
+    int error = hifc_blockio_allocate(ns->io, at, bytes);
+    if (error) {
+        give_back(ns, segment); /* a part of a segment is of use to nobody */
+    }
+    return error;
+}
+
+bool ns_room_of_freed(struct hifc_ns *ns, uint32_t segment, bool keep)
+{
+    const struct hifc_geometry *geometry = &ns->device->geometry;
+    if (geometry->thin && (keep || !geometry->deallocate)) {
+        return make_room(ns, segment) == 0;
+    }
+    give_back(ns, segment);
+    return !geometry->thin;
+}
+
+void ns_free_add(struct hifc_ns *ns, uint32_t segment, bool has_room)
+{
+    if (has_room) {
+        ns_map_add(ns->free_map, &ns->free_from, segment);
+        ns->free_count++;
+    } else {
+        ns_map_add(ns->roomless_map, &ns->roomless_from, segment);
+        ns->roomless_count++;
+    }
+}
+
+bool ns_room_one(struct hifc_ns *ns)
+{
+    pthread_mutex_lock(&ns->mutex);
+    if (ns->roomless_count == 0) {
+        pthread_mutex_unlock(&ns->mutex);
+        return false;
+    }
+    /* Nobody else takes from this set while the janitor runs. */
+    uint32_t segment = ns_map_lowest(ns->roomless_map, &ns->roomless_from);
+    pthread_mutex_unlock(&ns->mutex);
+    if (make_room(ns, segment) != 0) {
+        return false;
+    }
+    pthread_mutex_lock(&ns->mutex);
+    ns_map_remove(ns->roomless_map, segment);
+    ns->roomless_count--;
+    ns_free_add(ns, segment, true);
+    ns->reclaim_exhausted = false;
+    pthread_cond_broadcast(&ns->changed);
+    pthread_mutex_unlock(&ns->mutex);
+    return true;
+}
