@@ -85,6 +85,11 @@ int hifc_device_open(const char *uri, unsigned flags, struct hifc_device **out)
     return 0;
 }
 
+int hifc_device_keep(struct hifc_device *device)
+{
+    return device->ops->keep ? device->ops->keep(device) : 0;
+}
+
 void hifc_device_close(struct hifc_device *device)
 {
     if (device && !hifc_forked_since(device->fork_generation)) {

@@ -114,12 +114,15 @@ struct hifc_device {
     char uri[1024];
 };
 
-enum { HIFC_DEVICE_READ_ONLY = 1, HIFC_DEVICE_CREATE = 2 /* a missing file is created (format) */ };
+/* CREATE: a missing file is created (format). Unless hifc_device_keep is called, it is gone again when
+ * the device is closed. */
+enum { HIFC_DEVICE_READ_ONLY = 1, HIFC_DEVICE_CREATE = 2 };
 
 struct hifc_device_ops {
     const char *scheme;
     int (*open)(const struct hifc_uri *uri, unsigned flags, struct hifc_device **out);
     void (*close)(struct hifc_device *device);
+    int (*keep)(struct hifc_device *device); /* NULL: creates nothing */
     /* NULL where any aligned memory will do. base and size are multiples of 2 MiB. */
     int (*register_memory)(struct hifc_device *device, void *base, uint64_t size_bytes);
     int (*unregister_memory)(struct hifc_device *device, void *base, uint64_t size_bytes);
@@ -147,6 +150,8 @@ struct hifc_qpair {
 /* Opens the device that uri names, through the table below. Takes the device's lock: -EBUSY names
  * the holder. */
 int hifc_device_open(const char *uri, unsigned flags, struct hifc_device **out);
+/* What open created stays, durably, under its name. */
+int hifc_device_keep(struct hifc_device *device);
 /* Does nothing in a child of the process that opened it. */
 void hifc_device_close(struct hifc_device *device);
 int hifc_device_health(struct hifc_device *device, uint8_t log[512]);

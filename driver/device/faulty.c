@@ -187,6 +187,11 @@ static int faulty_open(const struct hifc_uri *uri, unsigned flags, struct hifc_d
     return 0;
 }
 
+static int faulty_keep(struct hifc_device *base)
+{
+    return hifc_device_keep(((struct hifc_faulty_device *)base)->inner);
+}
+
 static void faulty_close(struct hifc_device *base)
 {
     struct hifc_faulty_device *device = (struct hifc_faulty_device *)base;
@@ -207,6 +212,7 @@ const struct hifc_device_ops hifc_device_faulty = {
     .scheme = "faulty",
     .open = faulty_open,
     .close = faulty_close,
+    .keep = faulty_keep,
     .qpair_open = hifc_faulty_qpair_open,
     .qpair_close = hifc_faulty_qpair_close,
     .submit = hifc_faulty_submit,

@@ -173,6 +173,10 @@ static int file_open(const struct hifc_uri *uri, unsigned flags, struct hifc_dev
     rc = hifc_file_target_open(&options, &target);
     rc = rc ? rc : describe(&options, &target, &geometry);
     struct hifc_file_device *device = rc ? NULL : calloc(1, sizeof(*device));
+    if (device && target.created && !(device->path = strdup(options.path))) {
+        free(device);
+        device = NULL;
+    }
     if (!device) {
         hifc_file_target_close(&options, &target);
         return rc ? rc : hifc_fail(-ENOMEM, "%.200s: out of memory", options.path);
@@ -182,6 +186,8 @@ static int file_open(const struct hifc_uri *uri, unsigned flags, struct hifc_dev
     device->base.ops = sync_io ? &psync_ops : &hifc_device_file;
     device->fd = target.fd;
     device->read_only = options.read_only;
+    device->created = target.created;
+    device->unnamed = target.unnamed;
     pthread_mutex_init(&device->mutex, NULL);
     pthread_mutex_lock(&open_mutex);
     device->next = open_devices;
@@ -189,6 +195,14 @@ static int file_open(const struct hifc_uri *uri, unsigned flags, struct hifc_dev
     pthread_mutex_unlock(&open_mutex);
     *out = &device->base;
     return 0;
+}
+
+static int file_keep(struct hifc_device *base)
+{
+    struct hifc_file_device *device = (struct hifc_file_device *)base;
+    int rc = device->created ? hifc_file_target_keep(device->path, device->fd, device->unnamed) : 0;
+    device->created = device->created && rc != 0;
+    return rc;
 }
 
 static void file_close(struct hifc_device *base)
@@ -201,6 +215,10 @@ static void file_close(struct hifc_device *base)
     }
     *link = device->next;
     pthread_mutex_unlock(&open_mutex);
+    if (device->created && !device->unnamed) {
+        hifc_file_target_remove(device->path, device->fd);
+    }
+    free(device->path);
     if (!device->stranded) {
         hifc_lock_drop(device->fd); /* rings let go of the descriptor later, in the background */
     }
@@ -285,6 +303,7 @@ const struct hifc_device_ops hifc_device_file = {
     .scheme = "file",
     .open = file_open,
     .close = file_close,
+    .keep = file_keep,
     .health = file_health,
     .passthru = file_passthru,
     .register_memory = hifc_uring_register,
@@ -300,6 +319,7 @@ static const struct hifc_device_ops psync_ops = {
     .scheme = "file",
     .open = file_open,
     .close = file_close,
+    .keep = file_keep,
     .health = file_health,
     .passthru = file_passthru,
     .qpair_open = hifc_psync_open,

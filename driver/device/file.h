@@ -28,7 +28,10 @@ struct hifc_file_device {
     struct hifc_device base;
     int fd;
     bool read_only;
+    bool created;  /* by this open, and not kept so far */
+    bool unnamed;  /* created without a name, which keep gives it */
     bool stranded; /* a ring was closed while the kernel still held commands: keep the lock */
+    char *path; /* of what was created */
     struct hifc_file_device *next; /* of all open ones, see file.c */
     pthread_mutex_t mutex;         /* guards rings and changes of regions */
     struct hifc_uring *rings;

@@ -5,9 +5,11 @@
  *
  * A file is created, with HIFC_DEVICE_CREATE and size=, readable by its owner alone since it holds
  * what users typed, and its space is allocated then and there: a device that runs out of space
- * later would be worse. sparse=1 (and tmpfs) leaves that to the first write and gives space back on
- * deallocate. A file never grows afterwards. A crash leaves a file behind of the size asked for,
- * or none, or an empty one, which the next open refuses with the fix.
+ * later would be worse. Where the file system cannot allocate, zeros are written. sparse=1 (and
+ * tmpfs) allocates each segment before it is used and gives space back on deallocate. A file never
+ * grows afterwards. It gets its name when it is kept, so that a format that fails or is killed
+ * leaves nothing behind; where the file system makes no files without a name, a kill leaves a file
+ * of the size asked for, or an empty one, which the next open refuses with the fix.
  */
 #define _GNU_SOURCE /* O_DIRECT, statx, fallocate */
 #include "device/file_target.h"
@@ -17,8 +19,10 @@
 #include <linux/fs.h>
 #include <linux/magic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
@@ -28,6 +32,8 @@
 
 #define FILE_MAX_TRANSFER_MAX (64u << 20)
 #define FILE_ALIGN_UNKNOWN 4096u /* where the kernel does not tell: before 6.1 */
+
+#define ZEROS_BYTES (1u << 20)
 
 #define CLAIM_WAIT_MS 500
 #define CLAIM_RETRY_MS 10
@@ -163,6 +169,13 @@ static int explain_claim(const struct hifc_file_options *options)
     return rc ? rc : explain_open(options, EBUSY);
 }
 
+static const char *directory_of(const char *path, char directory[PATH_MAX])
+{
+    snprintf(directory, PATH_MAX, "%s", path);
+    *strrchr(directory, '/') = '\0';
+    return directory[0] ? directory : "/";
+}
+
 static int open_path(const struct hifc_file_options *options, struct hifc_file_target *target)
 {
     int flags = O_CLOEXEC | (options->read_only ? O_RDONLY : O_RDWR);
@@ -179,7 +192,16 @@ static int open_path(const struct hifc_file_options *options, struct hifc_file_t
         flags |= O_CREAT | O_EXCL;
         target->created = true;
     }
-    target->fd = open_claiming(options->path, flags);
+    target->fd = -1;
+    if (target->created) {
+        char directory[PATH_MAX];
+        target->fd = open(directory_of(options->path, directory), O_TMPFILE | O_RDWR | O_CLOEXEC,
+                          0600);
+        target->unnamed = target->fd >= 0;
+    }
+    if (target->fd < 0) {
+        target->fd = open_claiming(options->path, flags);
+    }
     if (target->fd < 0) {
         return errno == EBUSY ? explain_claim(options) : explain_open(options, errno);
     }
@@ -193,44 +215,109 @@ static int open_path(const struct hifc_file_options *options, struct hifc_file_t
     return 0;
 }
 
-/* The file's size and its name in the directory. */
-static int make_durable(const struct hifc_file_options *options,
-                        const struct hifc_file_target *target)
+static int no_room(const char *path, uint64_t size_bytes)
 {
-    char directory[PATH_MAX];
-    snprintf(directory, sizeof(directory), "%s", options->path);
-    *strrchr(directory, '/') = '\0';
-    int fd = open(directory[0] ? directory : "/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int rc = fsync(target->fd) == 0 && (fd < 0 || fsync(fd) == 0) ? 0 : errno;
-    if (fd >= 0) {
-        close(fd);
+    return hifc_fail(-ENOSPC, "%.200s: no room for %llu bytes on that file system; use a smaller "
+                     "size, or sparse=1 to allocate as it fills", path,
+                     (unsigned long long)size_bytes);
+}
+
+static bool is_full(int error)
+{
+    return error == ENOSPC || error == EDQUOT;
+}
+
+/* ext2, ext3 and NFS before 4.2 cannot allocate: what is written has room. */
+static int write_zeros(int fd, uint64_t size_bytes)
+{
+    struct statvfs fs;
+    if (fstatvfs(fd, &fs) == 0 && size_bytes / fs.f_frsize > fs.f_bavail) {
+        return ENOSPC; /* before the last user's room is taken for nothing */
     }
-    return rc ? hifc_fail(-rc, "%.200s: cannot make the new file durable: %s", options->path,
-                          strerror(rc))
-              : 0;
+    uint8_t *zeros = calloc(1, ZEROS_BYTES);
+    int rc = zeros ? 0 : ENOMEM;
+    for (uint64_t done = 0; done < size_bytes && !rc;) {
+        uint64_t left = size_bytes - done;
+        ssize_t written = pwrite(fd, zeros, left < ZEROS_BYTES ? left : ZEROS_BYTES, (off_t)done);
+        if (written > 0) {
+            done += (uint64_t)written;
+        } else if (errno != EINTR) {
+            rc = errno;
+        }
+    }
+    free(zeros);
+    return rc ? rc : fsync(fd) == 0 ? 0 : errno;
 }
 
 static int give_size(const struct hifc_file_options *options, struct hifc_file_target *target)
 {
     off_t size = (off_t)options->size_bytes;
     bool sparse = options->sparse == HIFC_AUTO ? target->tmpfs : options->sparse == HIFC_YES;
-    int rc = 0;
-    if (!sparse) {
-        rc = fallocate(target->fd, 0, 0, size) == 0 ? 0 : errno;
+    int rc = sparse                                    ? ftruncate(target->fd, size)
+             : fallocate(target->fd, 0, 0, size) == 0 ? 0
+                                                       : -1;
+    rc = rc == 0 ? 0 : errno;
+    if (!sparse && (rc == EOPNOTSUPP || rc == ENOSYS)) {
+        rc = write_zeros(target->fd, options->size_bytes);
     }
-    if (sparse || rc == EOPNOTSUPP || rc == ENOSYS) {
-        rc = ftruncate(target->fd, size) == 0 ? 0 : errno;
+    if (is_full(rc)) {
+        return no_room(options->path, options->size_bytes);
     }
-    if (rc == ENOSPC || rc == EDQUOT) {
-        return hifc_fail(-ENOSPC, "%.200s: no room for %llu bytes on that file system; use a "
-                         "smaller size, or sparse=1 to allocate on first write", options->path,
-                         (unsigned long long)options->size_bytes);
+    if (rc == EFBIG || rc == EINVAL) {
+        return hifc_fail(-EFBIG, "%.200s: that file system has no files of %llu bytes; use a "
+                         "smaller size", options->path, (unsigned long long)options->size_bytes);
+    }
+    return rc ? hifc_fail(-rc, "%.200s: cannot make it %llu bytes long: %s", options->path,
+                          (unsigned long long)options->size_bytes, strerror(rc))
+              : 0;
+}
+
+/* Gives the file its name, unless somebody else has made one of that name meanwhile. */
+static int give_name(const char *path, int fd)
+{
+    char self[40];
+    snprintf(self, sizeof(self), "/proc/self/fd/%d", fd);
+    if (linkat(fd, "", AT_FDCWD, path, AT_EMPTY_PATH) == 0 ||
+        (errno != EEXIST && linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0)) {
+        return 0;
+    }
+    int error = errno;
+    return error == EEXIST ? hifc_fail(-EEXIST, "%.200s: another process made this file meanwhile; "
+                                       "use that one, or another path", path)
+                           : hifc_fail(-error, "%.200s: cannot give the new file its name: %s; "
+                                       "check the directory and that /proc is mounted", path,
+                                       strerror(error));
+}
+
+int hifc_file_target_keep(const char *path, int fd, bool unnamed)
+{
+    char directory[PATH_MAX];
+    int rc = unnamed ? give_name(path, fd) : 0;
+    if (rc) {
+        return rc;
+    }
+    int folder = open(directory_of(path, directory), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    rc = fsync(fd) == 0 && (folder < 0 || fsync(folder) == 0) ? 0 : errno;
+    if (folder >= 0) {
+        close(folder);
     }
     if (rc) {
-        return hifc_fail(-rc, "%.200s: cannot make it %llu bytes long: %s", options->path,
-                         (unsigned long long)options->size_bytes, strerror(rc));
+        hifc_file_target_remove(path, fd);
+        return is_full(rc) ? hifc_fail(-ENOSPC, "%.200s: no room for the new file; free some there",
+                                       path)
+                           : hifc_fail(-rc, "%.200s: cannot make the new file durable: %s", path,
+                                       strerror(rc));
     }
-    return make_durable(options, target);
+    return 0;
+}
+
+void hifc_file_target_remove(const char *path, int fd)
+{
+    struct stat here, there;
+    if (fstat(fd, &here) == 0 && lstat(path, &there) == 0 && here.st_ino == there.st_ino &&
+        here.st_dev == there.st_dev) {
+        unlink(path);
+    }
 }
 
 static int measure(const struct hifc_file_options *options, struct hifc_file_target *target)
@@ -307,8 +394,8 @@ void hifc_file_target_close(const struct hifc_file_options *options,
                             struct hifc_file_target *target)
 {
     if (target->fd >= 0) {
-        if (target->created) {
-            unlink(options->path);
+        if (target->created && !target->unnamed) {
+            hifc_file_target_remove(options->path, target->fd);
         }
         close(target->fd);
     }

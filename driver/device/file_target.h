@@ -25,7 +25,7 @@ struct hifc_file_options {
 /* What was found out about the path. */
 struct hifc_file_target {
     int fd;
-    bool block, tmpfs, created, direct;
+    bool block, tmpfs, created, unnamed, direct;
     struct stat status;
     uint64_t size_bytes;
     uint32_t block_bytes; /* smallest unit of direct I/O */
@@ -37,6 +37,10 @@ int hifc_file_options(const struct hifc_uri *uri, unsigned flags,
 /* Opens, makes if asked to, locks and measures it. Close it also after a failure. */
 int hifc_file_target_open(const struct hifc_file_options *options,
                           struct hifc_file_target *target);
+/* A file that was made stays: gives it its name if it has none, and makes both durable. */
+int hifc_file_target_keep(const char *path, int fd, bool unnamed);
+/* Takes a file that was made away again, if it is still the one under that name. */
+void hifc_file_target_remove(const char *path, int fd);
 /* Gives up: a file that was made goes again. */
 void hifc_file_target_close(const struct hifc_file_options *options,
                             struct hifc_file_target *target);

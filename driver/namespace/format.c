@@ -94,7 +94,7 @@ static int choose_geometry(const struct hifc_device *device, const struct hifc_f
     if (count < HIFC_SEGMENTS_MIN) {
         bool smaller = hifc_segment_count_for(size, HIFC_SEGMENT_SIZE_MIN_BYTES) >=
                        HIFC_SEGMENTS_MIN;
-        return hifc_fail(-ENOSPC,
+        return hifc_fail(-EINVAL,
                          "%s has %" PRIu64 " bytes, too few for %u segments of %" PRIu64
                          " bytes; the minimum is %" PRIu64 " bytes%s",
                          device->uri, device->geometry.size_bytes, HIFC_SEGMENTS_MIN, segment,

@@ -66,6 +66,7 @@ HIFC_API int hifc_format(const char *uri, const struct hifc_format_opts *opts)
     error = error ? error
                   : hifc_sanitize_explain(rig.device,
                                           hifc_format_device(rig.io, opts ? opts : &none));
+    error = error || (opts && opts->check_only) ? error : hifc_device_keep(rig.device);
     return rig_close(&rig, error);
 }
 

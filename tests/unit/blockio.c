@@ -121,6 +121,7 @@ TEST(over_the_real_devices)
         struct hifc_engine_opts opts = {.reactor = variant % 2, .queue_depth = 64, .spin_us = 50,
                                         .command_timeout_ms = 30000};
         CHECK_EQ(hifc_device_open(uri[variant / 2], HIFC_DEVICE_CREATE, &device), 0);
+        CHECK_EQ(hifc_device_keep(device), 0);
         CHECK_EQ(hifc_engine_create(device, &opts, &engine), 0);
         CHECK_EQ(hifc_blockio_create(device, engine, &io), 0);
         for (uint64_t i = 0; i < DEVICE_BYTES; i++) {

@@ -638,6 +638,7 @@ TEST(registered_memory_works_before_and_after_the_queue_pair_opens)
         uint8_t *memory = (uint8_t *)(((uintptr_t)raw + 2 * MIB - 1) & ~(uintptr_t)(2 * MIB - 1));
         struct hifc_device *device;
         CHECK_EQ(hifc_device_open(uri_of(c), HIFC_DEVICE_CREATE, &device), 0);
+        CHECK_EQ(hifc_device_keep(device), 0);
         const struct hifc_device_ops *ops = device->ops;
         if (ops->register_memory && !device->geometry.registered_only) {
             struct rig rig = {.device = device};

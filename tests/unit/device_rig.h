@@ -61,6 +61,7 @@ static inline struct rig rig_open(const char *uri, unsigned flags, uint32_t dept
 {
     struct rig rig;
     CHECK_EQ(hifc_device_open(uri, flags, &rig.device), 0);
+    CHECK_EQ(hifc_device_keep(rig.device), 0);
     if (rig.device->geometry.registered_only) {
         CHECK_EQ(rig.device->ops->register_memory(rig.device, rig_arena.base, RIG_ARENA_BYTES), 0);
     }

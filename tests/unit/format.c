@@ -71,7 +71,7 @@ TEST(the_smallest_device_works_and_one_page_less_says_the_minimum)
     uint64_t sizes[] = {SMALLEST_BYTES - 512, 4096, 512, MIB};
     for (unsigned i = 0; i < 4; i++) {
         io = memory_io_new(sizes[i], 512);
-        CHECK_EQ(hifc_format_device(io, NULL), -ENOSPC);
+        CHECK_EQ(hifc_format_device(io, NULL), -EINVAL);
         CHECK(strstr(message(), "minimum is 4325376 bytes"));
         CHECK_EQ(io->operations, 0);
         memory_io_free(io);
@@ -104,7 +104,7 @@ TEST(bad_options_are_named)
         CHECK(strstr(message(), "segment_size_bytes"));
     }
     struct hifc_format_opts large = {.segment_size_bytes = 2 * MIB};
-    CHECK_EQ(hifc_format_device(io, &large), -ENOSPC);
+    CHECK_EQ(hifc_format_device(io, &large), -EINVAL);
     CHECK(strstr(message(), "choose smaller segments"));
     struct hifc_format_opts long_label = {0};
     memset(long_label.label, 'x', sizeof long_label.label);

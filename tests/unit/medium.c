@@ -99,7 +99,7 @@ TEST(a_check_refuses_as_format_does_and_changes_nothing)
     CHECK_EQ(hifc_format(NAME, &check), -EBUSY);
     CHECK_EQ(hifc_close(ns), 0);
     CHECK_EQ(hifc_format(NAME, &check), -EEXIST);
-    CHECK_EQ(hifc_format(NAME, &large), -ENOSPC);
+    CHECK_EQ(hifc_format(NAME, &large), -EINVAL);
     check.force = 1;
     CHECK_EQ(hifc_format(NAME, &check), 0);
     ns = open_ns(1);
