@@ -147,6 +147,7 @@ static void after_fork_child(void)
         pthread_mutex_unlock(&device->mutex);
         hifc_uring_abandon(device);
         close(device->fd);
+        hifc_backing_drop(&device->backing, true);
     }
     open_devices = NULL;
     pthread_mutex_unlock(&open_mutex);
@@ -185,6 +186,7 @@ static int file_open(const struct hifc_uri *uri, unsigned flags, struct hifc_dev
     bool sync_io = options.sync_io == HIFC_AUTO ? target.tmpfs : options.sync_io == HIFC_YES;
     device->base.ops = sync_io ? &psync_ops : &hifc_device_file;
     device->fd = target.fd;
+    device->backing = target.backing;
     device->read_only = options.read_only;
     device->created = target.created;
     device->unnamed = target.unnamed;
@@ -219,6 +221,7 @@ static void file_close(struct hifc_device *base)
         hifc_file_target_remove(device->path, device->fd);
     }
     free(device->path);
+    hifc_backing_drop(&device->backing, device->stranded);
     if (!device->stranded) {
         hifc_lock_drop(device->fd); /* rings let go of the descriptor later, in the background */
     }

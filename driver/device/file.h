@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "device/backing.h"
 #include "device/device.h"
 
 /* Registered memory: slot i stands for buffer i of every ring of the device. */
@@ -27,6 +28,7 @@ struct hifc_uring;
 struct hifc_file_device {
     struct hifc_device base;
     int fd;
+    struct hifc_backing backing;
     bool read_only;
     bool created;  /* by this open, and not kept so far */
     bool unnamed;  /* created without a name, which keep gives it */

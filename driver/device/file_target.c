@@ -157,13 +157,19 @@ static int open_claiming(const char *path, int flags)
     return fd;
 }
 
-/* Who claims a block device: if it is one of us, the lock tells. */
+/* Who claims a block device: if it is one of us, the lock on it, or on what it stands on, tells. */
 static int explain_claim(const struct hifc_file_options *options)
 {
     int rc = 0;
     int fd = open(options->path, O_RDONLY | O_CLOEXEC);
     if (fd >= 0) {
+        struct stat status;
+        struct hifc_backing backing = {0};
         rc = hifc_lock_take(fd, false, options->path);
+        if (!rc && fstat(fd, &status) == 0) {
+            rc = hifc_backing_take(&status, false, options->path, &backing);
+            hifc_backing_drop(&backing, false);
+        }
         close(fd);
     }
     return rc ? rc : explain_open(options, EBUSY);
@@ -385,7 +391,10 @@ int hifc_file_target_open(const struct hifc_file_options *options, struct hifc_f
 {
     int rc = open_path(options, target);
     rc = rc ? rc : hifc_lock_take(target->fd, options->read_only, options->path);
-    rc = rc ? rc : target->created ? give_size(options, target) : 0;
+    rc = rc ? rc
+            : target->created ? give_size(options, target)
+                              : hifc_backing_take(&target->status, options->read_only,
+                                                  options->path, &target->backing);
     rc = rc ? rc : measure(options, target);
     return rc ? rc : go_direct(options, target);
 }
@@ -393,6 +402,7 @@ int hifc_file_target_open(const struct hifc_file_options *options, struct hifc_f
 void hifc_file_target_close(const struct hifc_file_options *options,
                             struct hifc_file_target *target)
 {
+    hifc_backing_drop(&target->backing, false);
     if (target->fd >= 0) {
         if (target->created && !target->unnamed) {
             hifc_file_target_remove(options->path, target->fd);

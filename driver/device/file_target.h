@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <sys/stat.h>
 
+#include "device/backing.h"
 #include "device/device.h"
 
 enum hifc_tristate { HIFC_NO = 0, HIFC_YES = 1, HIFC_AUTO = 2 };
@@ -27,6 +28,7 @@ struct hifc_file_target {
     int fd;
     bool block, tmpfs, created, unnamed, direct;
     struct stat status;
+    struct hifc_backing backing;
     uint64_t size_bytes;
     uint32_t block_bytes; /* smallest unit of direct I/O */
     uint32_t align_bytes; /* of memory */
