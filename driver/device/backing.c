@@ -5,8 +5,8 @@
  * The lock of lock.c stands on one inode, and a loop device is another one than the file behind it.
  * So whoever opens a loop device, a partition of one, or a device-mapper or RAID device over one,
  * locks the backing file as well; and whoever opens a file or block device that loop devices stand
- * on claims those (O_EXCL), which fails while one is mounted or part of a volume. Hard links and bind
- * mounts are the same inode and need nothing of this.
+ * on claims those (O_EXCL), which fails while one is mounted or part of a volume; a reader does so
+ * for a moment. Hard links and bind mounts are the same inode and need nothing of this.
  *
  * A partition or a volume may be one of several in a backing file, so it locks that shared: it
  * excludes whoever opens the file itself, not its siblings. What cannot be looked at (a backing file
@@ -158,6 +158,10 @@ static int hold_loop(struct search *search, const struct loop *loop)
         }
     }
     int fd = claim(loop->name);
+    if (fd >= 0 && search->shared) {
+        close(fd); /* nobody writes to it; other readers may come */
+        return 0;
+    }
     if (fd >= 0) {
         return keep(search, fd);
     }
@@ -174,7 +178,7 @@ static int hold_loop(struct search *search, const struct loop *loop)
 static int hold_loops_over(struct search *search, dev_t device, ino_t inode, dev_t rdev)
 {
     int rc = 0;
-    DIR *folder = search->shared ? NULL : opendir("/sys/block");
+    DIR *folder = opendir("/sys/block");
     struct dirent *entry;
     while (folder && rc == 0 && (entry = readdir(folder))) {
         struct loop loop;
