@@ -130,14 +130,14 @@ class Config:
     pool_size: int = _setting(
         0, _SIZE, "buffer pool, locked memory; raised to what the budgets below need"
     )
-    queue_depth: int = _setting(128, _count(1, 65535), "commands in flight of each queue pair")
+    queue_depth: int = _setting(128, _count(1, 4096), "commands in flight of each queue pair")
     requests_max: int = _setting(8192, _count(1, 1 << 20), "requests in flight")
     batch_inflight: int = _setting(
         4, _count(1, 32), "batches being written from which on values wait to be written together"
     )
     batch_size_max: int = _setting(8 * MiB, _SIZE, "of one batch")
     index_entries_max: int = _setting(
-        0, _count(0, 1 << 32), "entries that the index has room for; 0: by capacity"
+        0, _count(0, 1 << 34), "entries that the index has room for; 0: by capacity"
     )
     command_timeout_ms: int = _setting(
         30000, _count(1, 3_600_000), "after which a command of the device counts as lost"

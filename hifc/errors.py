@@ -85,7 +85,7 @@ class InvalidRequest(HiFCError, ValueError):
 
 
 class NoSpace(HiFCError):
-    """Nothing that may be evicted is left on the device."""
+    """Nothing that may be evicted is left on the device, or the file system has no room for it."""
 
 
 class BufferExhausted(HiFCError, MemoryError):
@@ -190,8 +190,6 @@ def _classify(code: int, known: Detail, message: str, doing: str, where: str) ->
             expected, found = _checksums(known.message)
             return CorruptionError(message, what=doing, where=where, expected=expected, found=found)
         case errno.ENOSPC:
-            if opening:
-                return FormatError(message) if doing == "format" else ConfigError(message)
             return NoSpace(message)
         case errno.EBUSY:
             return DeviceBusy(message, holders=_holders(known.message))
@@ -213,8 +211,8 @@ def _classify(code: int, known: Detail, message: str, doing: str, where: str) ->
             return NotSupported(message)
         case errno.ENOMEDIUM | errno.EPROTONOSUPPORT | errno.EEXIST | errno.EUCLEAN:
             return FormatError(message)
-        case errno.EFBIG if opening:
-            return FormatError(message)
+        case errno.EFBIG if opening:  # a size that cannot be, or a truncated image
+            return ConfigError(message) if doing == "format" else FormatError(message)
         case errno.EINVAL | errno.ENOENT | errno.ENAMETOOLONG if opening:
             return ConfigError(message)
         case errno.EINVAL | errno.EFBIG | errno.ENOENT | errno.EMSGSIZE | errno.ERANGE:

@@ -73,8 +73,10 @@ class Namespace(State, Scoped):
 
         segment_size: a power of two from 256KiB to 256MiB; 0 lets the device's size decide.
         check_only: makes every check and changes nothing; a file must exist for that.
+        A format that fails leaves no file that was not there before.
         FormatError: something is there already and force is False. ConfigError: a bad URI, a
-        device too small.
+        size that is too small or that the file system has no files of. NoSpace: the file system
+        has no room for the file.
         """
         encoded = checking.text("label", label).encode()
         if len(encoded) > 31:

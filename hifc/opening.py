@@ -6,10 +6,12 @@ from __future__ import annotations
 import errno
 import logging
 import re
+from pathlib import Path
+from urllib.parse import unquote
 
 from hifc.bar import BarProvider
 from hifc.config import Config
-from hifc.errors import ConfigError, FormatError
+from hifc.errors import ConfigError, DeviceBusy, FormatError
 from hifc.host_tier import gate_bytes
 from hifc.namespace import Namespace
 from hifc.units import format_size
@@ -41,7 +43,7 @@ def open_namespace(config: Config, bar: BarProvider | None = None) -> Namespace:
             format_size(config.swap_buffer_size),
         )
     if config.format == "always":
-        _format(config, force=True)
+        return _open_new(config, bar, force=True)
     try:
         return _open(config, bar)
     except FormatError:
@@ -51,8 +53,29 @@ def open_namespace(config: Config, bar: BarProvider | None = None) -> Namespace:
         # What is not there yet is as empty as a device can be.
         if config.format != "if_missing" or error.code != -errno.ENOENT:
             raise
-    _format(config, force=False)
-    return _open(config, bar)
+    return _open_new(config, bar, force=False)
+
+
+def _open_new(config: Config, bar: BarProvider | None, *, force: bool) -> Namespace:
+    """Formats, then opens. A file that was made for that goes again if it cannot be opened."""
+    path = _missing_file(config.device)
+    _format(config, force=force)
+    try:
+        return _open(config, bar)
+    except DeviceBusy:  # somebody else was faster and has it now
+        raise
+    except BaseException:
+        if path is not None:
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _missing_file(device: str) -> Path | None:
+    """Where format will make a file, if the device is one that is not there."""
+    if not device.startswith("file://"):
+        return None
+    path = Path(unquote(device.removeprefix("file://").partition("?")[0]))
+    return None if path.exists() else path
 
 
 def _budgets(config: Config) -> int:

@@ -11,6 +11,15 @@ from hifc.errors import ConfigError
 from hifc.units import parse_size
 
 _DRIVES = {"reactor": 0, "inline": 1}
+_COUNT_MAX = (1 << 32) - 1
+# What libhifc takes of those that do not go as far as their field.
+_LIMITS = {
+    "queue_depth": 4096,
+    "requests_max": 1 << 20,
+    "batch_inflight": 32,
+    "prefetch_inflight": 4096,
+    "index_entries_max": 1 << 34,
+}
 _ADMISSIONS = {"always": 0, "second_use": 1, "budget": 2}
 
 
@@ -54,7 +63,10 @@ def open_opts(
         read_only=checking.flag("read_only", read_only),
         drive=_pick(_DRIVES, drive, "drive"),
         pool_size_bytes=parse_size(pool_size, "pool_size"),
-        batch_size_max_bytes=parse_size(options.get("batch_size_max", 0), "batch_size_max"),
+        # A batch has half a segment at most, which is less than this field holds.
+        batch_size_max_bytes=min(
+            parse_size(options.get("batch_size_max", 0), "batch_size_max"), _COUNT_MAX
+        ),
         admission=_pick(_ADMISSIONS, options.get("admission", "always"), "admission"),
         write_budget_bytes_per_day=parse_size(
             options.get("write_budget_per_day", 0), "write_budget_per_day"
@@ -83,6 +95,7 @@ def open_opts(
 
 def _count(options: OpenOptions, name: str) -> int:
     value: object = dict(options)[name]
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 32:
-        raise ConfigError(f"open: {name} is {value!r}: use a count from 0 to 2^32 - 1")
+    most = _LIMITS.get(name, _COUNT_MAX)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise ConfigError(f"open: {name} is {value!r}: use a count from 0 to {most}")
     return value

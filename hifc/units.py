@@ -21,17 +21,18 @@ _UNITS = {
     "TB": 10**12,
 }
 SIZE_MAX = (1 << 63) - 1
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_FRACTION_DIGITS_MAX = 18
+_SIZE = re.compile(r"\s*(\d+)(?:\.(\d+))?\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def parse_size(value: object, name: str = "size") -> int:
-    """Bytes of 4096, "4096", "64MiB" or "1.5GiB", up to SIZE_MAX. ConfigError names the setting
-    otherwise."""
+    """Bytes of 4096, "4096", "64MiB" or "1.5GiB", up to SIZE_MAX, as in a device's URI.
+
+    ConfigError names the setting otherwise: no whole number of bytes, no such unit.
+    """
     size = _bytes_of(value)
     if size is None:
-        raise ConfigError(
-            f"{name}: {value!r} is no size; write a count of bytes or a text such as 64MiB or 8GiB"
-        )
+        raise ConfigError(f"{name}: {value!r} is not a size; write {_suggestion(value)}")
     if size < 0:
         raise ConfigError(f"{name}: {value} is negative")
     if size > SIZE_MAX:
@@ -39,16 +40,33 @@ def parse_size(value: object, name: str = "size") -> int:
     return size
 
 
+def _match(value: object) -> re.Match[str] | None:
+    return _SIZE.fullmatch(value) if isinstance(value, str) and len(value) <= 64 else None
+
+
 def _bytes_of(value: object) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    match = _SIZE.fullmatch(value) if isinstance(value, str) and len(value) <= 64 else None
-    if match is None or match[2] not in _UNITS:
+    match = _match(value)
+    if match is None or match[3] not in _UNITS:
         return None
-    if "." not in match[1]:
-        return int(match[1]) * _UNITS[match[2]]
-    whole = float(match[1]) * _UNITS[match[2]]
-    return int(whole) if whole == int(whole) else None
+    fraction = (match[2] or "").rstrip("0")
+    if len(fraction) > _FRACTION_DIGITS_MAX:
+        return None
+    size, rest = divmod(int(match[1] + fraction) * _UNITS[match[3]], 10 ** len(fraction))
+    return None if rest else size
+
+
+def _suggestion(value: object) -> str:
+    """The text that was probably meant by one such as 64M or 8gib, or what there is."""
+    match = _match(value)
+    if match is not None and match[3] and match[3] not in _UNITS:
+        unit = match[3].lower()
+        for known in _UNITS:
+            if known and (unit == known.lower() or unit + "ib" == known.lower()):
+                number = match[1] + (f".{match[2]}" if match[2] else "")
+                return f"{number}{known}"
+    return "a whole number of bytes or a text such as 64MiB or 1.5GiB"
 
 
 def format_size(size_bytes: int) -> str:

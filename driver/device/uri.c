@@ -6,8 +6,10 @@
  * it, so that a struct hifc_uri must not be copied. No state, any thread.
  */
 #include <ctype.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "device/device.h"
 #include "error.h"
@@ -149,41 +151,98 @@ int hifc_uri_u64(const struct hifc_uri *uri, const char *name, uint64_t *value)
     return 0;
 }
 
+static const struct {
+    const char *suffix;
+    uint64_t factor;
+} size_units[] = {
+    {"", 1},
+    {"B", 1},
+    {"KiB", 1ull << 10},
+    {"MiB", 1ull << 20},
+    {"GiB", 1ull << 30},
+    {"TiB", 1ull << 40},
+    {"kB", 1000ull},
+    {"KB", 1000ull},
+    {"MB", 1000000ull},
+    {"GB", 1000000000ull},
+    {"TB", 1000000000000ull},
+};
+#define FRACTION_DIGITS_MAX 18u
+#define SIZE_UNIT_COUNT (sizeof(size_units) / sizeof(size_units[0]))
+
+/* number.fraction times factor, where that is a whole number of bytes up to 2^63 - 1. */
+static bool scale(uint64_t number, const char *fraction, uint64_t factor, uint64_t *bytes)
+{
+    uint64_t whole, part = 0, tenths = 1;
+    size_t digits = strspn(fraction, "0123456789");
+    while (digits && fraction[digits - 1] == '0') {
+        digits--;
+    }
+    for (size_t i = 0; i < digits; i++) {
+        if (i == FRACTION_DIGITS_MAX) {
+            return false;
+        }
+        tenths *= 10;
+        part = part * 10 + (uint64_t)(fraction[i] - '0');
+    }
+    unsigned __int128 scaled = (unsigned __int128)part * factor;
+    if (scaled % tenths != 0 || __builtin_mul_overflow(number, factor, &whole) ||
+        __builtin_add_overflow(whole, (uint64_t)(scaled / tenths), &whole) || whole > INT64_MAX) {
+        return false;
+    }
+    *bytes = whole;
+    return true;
+}
+
+/* What was probably meant by a unit that is none: 64M, 64mib. NULL: no idea. */
+static const char *near_unit(const char *unit)
+{
+    for (size_t i = 1; i < SIZE_UNIT_COUNT; i++) {
+        const char *suffix = size_units[i].suffix;
+        if (strcasecmp(unit, suffix) == 0 ||
+            (strlen(unit) == 1 && toupper((unsigned char)unit[0]) == suffix[0])) {
+            return suffix;
+        }
+    }
+    return NULL;
+}
+
+/* As hifc/units.py, which reads the configuration's. */
 int hifc_uri_size(const struct hifc_uri *uri, const char *name, uint64_t *value)
 {
-    static const struct {
-        const char *suffix;
-        uint64_t factor;
-    } units[] = {
-        {"", 1},
-        {"B", 1},
-        {"KiB", 1ull << 10},
-        {"MiB", 1ull << 20},
-        {"GiB", 1ull << 30},
-        {"TiB", 1ull << 40},
-        {"kB", 1000ull},
-        {"MB", 1000000ull},
-        {"GB", 1000000000ull},
-        {"TB", 1000000000000ull},
-    };
     const char *text = hifc_uri_param(uri, name);
+    char unit[8] = "";
     if (!text) {
         return 0;
     }
     uint64_t number;
-    const char *end = parse_digits(text, &number);
-    for (size_t i = 0; end && i < sizeof(units) / sizeof(units[0]); i++) {
-        if (strcmp(end, units[i].suffix) == 0) {
-            if (__builtin_mul_overflow(number, units[i].factor, &number)) {
-                break;
-            }
-            *value = number;
+    const char *digits = text + strspn(text, " \t\n\r\f\v"), *fraction = "";
+    const char *end = parse_digits(digits, &number);
+    if (end && *end == '.' && isdigit((unsigned char)end[1])) {
+        fraction = end + 1;
+        end = fraction + strspn(fraction, "0123456789");
+    }
+    if (end) {
+        const char *start = end + strspn(end, " \t\n\r\f\v");
+        size_t length = strcspn(start, " \t\n\r\f\v");
+        bool clean = !start[length + strspn(start + length, " \t\n\r\f\v")];
+        snprintf(unit, sizeof(unit), "%.*s", clean && length < sizeof(unit) ? (int)length : 1,
+                 clean && length < sizeof(unit) ? start : "?");
+    }
+    for (size_t i = 0; end && i < SIZE_UNIT_COUNT; i++) {
+        if (strcmp(unit, size_units[i].suffix) == 0 &&
+            scale(number, fraction, size_units[i].factor, value)) {
             return 0;
         }
     }
+    const char *near = end ? near_unit(unit) : NULL;
+    if (near && strcmp(near, unit) != 0) {
+        return hifc_fail(-EINVAL, "%s device: parameter %s='%.60s' is not a size: write %.*s%s",
+                         uri->scheme, name, text, (int)(end - digits), digits, near);
+    }
     return hifc_fail(-EINVAL, "%s device: parameter %s='%.60s' is not a size: write bytes, or a "
-                     "whole number of KiB, MiB, GiB, TiB (kB, MB, GB, TB for powers of 1000)",
-                     uri->scheme, name, text);
+                     "number of KiB, MiB, GiB, TiB (kB, MB, GB, TB for powers of 1000) that is a "
+                     "whole number of bytes", uri->scheme, name, text);
 }
 
 int hifc_uri_allow(const struct hifc_uri *uri, const char *const *names)

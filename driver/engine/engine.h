@@ -62,6 +62,9 @@ struct hifc_xfer {
     uint64_t span_position;
 };
 
+/* Whatever the device: no queue pair of any takes more. */
+#define HIFC_QUEUE_DEPTH_MAX 4096u
+
 struct hifc_engine_opts {
     bool reactor;
     uint32_t queue_depth;

@@ -14,7 +14,6 @@
 
 #include "engine/engine.h"
 
-#define HIFC_QUEUE_DEPTH_MAX 4096u
 #define HIFC_SUBMIT_BATCH 32u
 /* A chunk is at most this, so that it is still in cache when its checksum is computed, and a read
  * never waits for more than this of a write. */

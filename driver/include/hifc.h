@@ -154,7 +154,7 @@ struct hifc_open_opts {
     uint32_t read_only;             /* changes nothing on the device */
     uint32_t drive;                 /* enum hifc_drive */
     uint64_t pool_size_bytes;       /* buffer pool; default 64 MiB, rounded up to 2 MiB */
-    uint32_t queue_depth;           /* commands in flight on each queue pair; default 128 */
+    uint32_t queue_depth;           /* commands in flight on each queue pair, to 4096; default 128 */
     uint32_t requests_max;          /* requests in flight; above it the answer is Retry; 8192 */
     uint32_t batch_inflight;        /* batches in flight a stream before it coalesces more; 4 */
     uint32_t batch_size_max_bytes;  /* default 8 MiB */
@@ -162,7 +162,8 @@ struct hifc_open_opts {
     uint32_t reservation_timeout_ms; /* an older one is aborted; default 600000 */
     uint32_t leases_max;            /* default 4096 */
     uint32_t events_max;            /* ring of stored and evicted keys; default 65536 */
-    uint64_t index_entries_max;     /* default: capacity / 4096, at least 2^20; full: evicts */
+    uint64_t index_entries_max;     /* to 2^34; default: capacity / 4096, at least 2^20; full:
+                                     evicts */
     uint32_t admission;             /* enum hifc_admission */
     uint32_t reinsert_percent_plus1; /* write budget of reinsertion, % of accepted bytes, plus 1; 6 */
     uint64_t write_budget_bytes_per_day; /* HIFC_ADMIT_BUDGET */

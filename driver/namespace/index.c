@@ -40,7 +40,6 @@
 #define TAIL_SLOTS 64u
 #define CAPACITY_MAX (TOTAL_MAX - TAIL_SLOTS)
 #define SHARD_MEAN_MAX 3600u /* entries of a shard at the deepest directory and a full index */
-#define ENTRIES_MAX (1ull << 34)
 #define CURSOR_TIES 8u /* entries that may share the upper 61 bits of a hash */
 
 struct shard {
@@ -279,9 +278,9 @@ static bool grow(struct hifc_index *index, uint64_t hash)
 int hifc_index_create(uint64_t max_entries, uint64_t seed, struct hifc_index **out)
 {
     *out = NULL;
-    if (max_entries == 0 || max_entries > ENTRIES_MAX) {
+    if (max_entries == 0 || max_entries > HIFC_INDEX_ENTRIES_MAX) {
         return hifc_fail(-EINVAL, "an index of %llu entries: give 1 to %llu",
-                         (unsigned long long)max_entries, ENTRIES_MAX);
+                         (unsigned long long)max_entries, HIFC_INDEX_ENTRIES_MAX);
     }
     struct hifc_index *index = calloc(1, sizeof *index);
     if (!index) {

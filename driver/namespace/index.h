@@ -40,6 +40,9 @@ enum {
 
 struct hifc_index;
 
+/* Address space for more than these cannot be had. */
+#define HIFC_INDEX_ENTRIES_MAX (1ull << 34)
+
 /* seed: of the hash, fresh for every open. max_entries bounds it; memory is taken as it grows. */
 int hifc_index_create(uint64_t max_entries, uint64_t seed, struct hifc_index **out);
 void hifc_index_destroy(struct hifc_index *index);

@@ -247,12 +247,12 @@ static int set_defaults(struct hifc_open_opts *opts)
     DEFAULT(prefetch_inflight, 32);
     if (opts->drive > HIFC_INLINE || opts->admission > HIFC_ADMIT_BUDGET ||
         opts->reinsert_percent_plus1 > 101 || opts->batch_inflight > NS_BATCHES_MAX / 4 ||
-        opts->queue_depth > 65535 || opts->requests_max > 1u << 20 ||
+        opts->queue_depth > HIFC_QUEUE_DEPTH_MAX || opts->requests_max > 1u << 20 ||
         opts->prefetch_inflight > NS_PREFETCH_INFLIGHT_MAX) {
         return hifc_fail(-EINVAL, "an open option is out of range: drive 0-1, admission 0-2, "
-                                  "reinsertion 0-100 %%, batch_inflight 1-%u, queue_depth 1-65535, "
+                                  "reinsertion 0-100 %%, batch_inflight 1-%u, queue_depth 1-%u, "
                                   "requests_max 1-1048576, prefetch_inflight 1-%u",
-                         NS_BATCHES_MAX / 4, NS_PREFETCH_INFLIGHT_MAX);
+                         NS_BATCHES_MAX / 4, HIFC_QUEUE_DEPTH_MAX, NS_PREFETCH_INFLIGHT_MAX);
     }
     if (opts->admission == HIFC_ADMIT_BUDGET && opts->write_budget_bytes_per_day == 0) {
         return hifc_fail(-EINVAL, "admission by budget wants write_budget_bytes_per_day");
@@ -286,6 +286,7 @@ static int open_tables(struct hifc_ns *ns)
     if (entries == 0) {
         entries = ns->sb.size_bytes / HIFC_PAGE_BYTES;
         entries = entries < 1u << 20 ? 1u << 20 : entries;
+        entries = entries < HIFC_INDEX_ENTRIES_MAX ? entries : HIFC_INDEX_ENTRIES_MAX;
     }
     ns->segment_count = ns->sb.segment_count;
     ns->segment_size = (uint32_t)ns->sb.segment_size_bytes;

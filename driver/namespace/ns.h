@@ -48,6 +48,7 @@
 #define NS_PAGES_GROW 16u             /* internal pages taken from the pool at a time */
 #define NS_OP_CRCS_INLINE 16u
 #define NS_TICK_MS 100u
+#define NS_ROOM_STALE_NS 100000000ull /* then somebody may have freed room on the disk */
 #define NS_RECLAIM_DEAD_MAX 64
 
 enum ns_state {
@@ -292,6 +293,7 @@ struct hifc_ns {
     uint32_t roomless_count; /* free as well, but without room on a thin device: room.c */
     uint64_t *roomless_map;
     uint32_t roomless_from;
+    uint64_t room_failed_ns; /* when room for one was last asked for in vain */
     struct ns_open *streams[NS_STREAMS]; /* the open segment of each, or NULL */
     struct ns_open *open_list;
     uint32_t closing_count;

@@ -125,7 +125,7 @@ static int apply_value(struct recovery *recovery, uint32_t segment,
     }
     slot = slot ? slot : hifc_index_insert(ns->index, &entry->key);
     if (!slot) {
-        return hifc_fail(-ENOSPC, "more entries than index_entries_max allows: raise it");
+        return hifc_fail(-EINVAL, "more entries than index_entries_max allows: raise it");
     }
     recovery->shape_applied[shape] = ++recovery->applied;
     slot->checksum = entry->checksum;

@@ -72,10 +72,13 @@ bool ns_room_one(struct hifc_ns *ns)
     /* Nobody else takes from this set while the janitor runs. */
     uint32_t segment = ns_map_lowest(ns->roomless_map, &ns->roomless_from);
     pthread_mutex_unlock(&ns->mutex);
-    if (make_room(ns, segment) != 0) {
+    int error = make_room(ns, segment);
+    pthread_mutex_lock(&ns->mutex);
+    if (error) {
+        ns->room_failed_ns = ns_now();
+        pthread_mutex_unlock(&ns->mutex);
         return false;
     }
-    pthread_mutex_lock(&ns->mutex);
     ns_map_remove(ns->roomless_map, segment);
     ns->roomless_count--;
     ns_free_add(ns, segment, true);

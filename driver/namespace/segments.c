@@ -178,7 +178,8 @@ struct ns_open *ns_stream_open(struct hifc_ns *ns, unsigned stream, uint64_t ext
     }
     if (ns->free_count <= keep) {
         ns->segment_wanted = true;
-        *status = ns->reclaim_exhausted ? HIFC_NO_SPACE : HIFC_RETRY;
+        bool stale = ns->roomless_count > 0 && ns_now() - ns->room_failed_ns > NS_ROOM_STALE_NS;
+        *status = ns->reclaim_exhausted && !stale ? HIFC_NO_SPACE : HIFC_RETRY;
         return NULL;
     }
     if (ns->closing_count >= NS_CLOSING_MAX + NS_STREAMS) {

@@ -697,6 +697,16 @@ TEST(bad_uris_are_refused_with_the_fix)
     expect_open("ram://?size=-1", 0, -EINVAL, "not a size");
     expect_open("ram://?size=99999999999999999999", 0, -EINVAL, "not a size");
     expect_open("ram://?size=99999999TiB", 0, -EINVAL, "not a size");
+    expect_open("ram://?size=64M", 0, -EINVAL, "write 64MiB");
+    expect_open("ram://?size=1.5g", 0, -EINVAL, "write 1.5GiB");
+    expect_open("ram://?size=8gib", 0, -EINVAL, "write 8GiB");
+    expect_open("ram://?size=8gb", 0, -EINVAL, "write 8GB");
+    expect_open("ram://?size=8xb", 0, -EINVAL, "write bytes, or");
+    expect_open("ram://?size=1.3KiB", 0, -EINVAL, "whole number of bytes");
+    expect_open("ram://?size=1.5", 0, -EINVAL, "whole number of bytes");
+    expect_open("ram://?size=1.MiB", 0, -EINVAL, "not a size");
+    expect_open("ram://?size=.5MiB", 0, -EINVAL, "not a size");
+    expect_open("ram://?size=", 0, -EINVAL, "not a size");
     expect_open("ram://?size=1MiB&colour=red", 0, -EINVAL, "known: size, lba");
     expect_open("ram://?size=1MiB&size=2MiB", 0, -EINVAL, "twice");
     expect_open("ram://?size", 0, -EINVAL, "name=value");
@@ -719,6 +729,36 @@ TEST(bad_uris_are_refused_with_the_fix)
     char path[160];
     snprintf(path, sizeof(path), "%s/none.img", directory);
     CHECK(access(path, F_OK) != 0); /* no refused open left a file behind */
+}
+
+TEST(sizes_are_read_as_the_configuration_reads_them)
+{
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+    } sizes[] = {
+        {"4096", 4096},
+        {"4096B", 4096},
+        {"1.5GiB", 3ull << 29},
+        {"1.50GiB", 3ull << 29},
+        {"0.5KiB", 512},
+        {"2.25MiB", 9ull << 18},
+        {"1.5kB", 1500},
+        {"1.5KB", 1500},
+        {"0.001MB", 1000},
+        {"1.5%20GiB", 3ull << 29},
+        {"8388607TiB", 8388607ull << 40},
+        {"9223372036854775807", INT64_MAX},
+    };
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        char text[64];
+        struct hifc_uri uri;
+        uint64_t bytes = 0;
+        snprintf(text, sizeof text, "ram://?size=%s", sizes[i].text);
+        CHECK_EQ(hifc_uri_parse(text, &uri), 0);
+        CHECK_EQ(hifc_uri_size(&uri, "size", &bytes), 0);
+        CHECK_EQ(bytes, sizes[i].bytes);
+    }
 }
 
 #ifndef HIFC_WITH_SPDK

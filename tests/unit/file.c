@@ -82,7 +82,7 @@ TEST(a_refused_format_leaves_no_file)
         {"size=64MiB", &long_label, -EINVAL},
         {"size=64MiB&max_transfer=1", NULL, -EINVAL},
         {"size=64MiB&sparse=3", NULL, -EINVAL},
-        {"size=9000000TiB", NULL, -EFBIG},
+        {"size=9000000TiB", NULL, -EINVAL},
         {"size=8000000TiB", NULL, -EFBIG},
         {"size=8000000TiB&sparse=1", NULL, -EFBIG},
         {"size=9TiB&sparse=0", NULL, -ENOSPC},

@@ -77,9 +77,9 @@ def test_spdk_in_a_build_without_it() -> None:
 
 
 def test_too_small_device() -> None:
-    with pytest.raises(FormatError, match="too few"):
+    with pytest.raises(ConfigError, match="too few"):
         Namespace.format("ram://small?size=1MiB")
-    with pytest.raises(FormatError, match="smaller segments"):
+    with pytest.raises(ConfigError, match="smaller segments"):
         Namespace.format("ram://small-2?size=64MiB", segment_size="256MiB")
 
 

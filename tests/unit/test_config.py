@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hifc import Answer, Namespace
 from hifc.config import Config
 from hifc.errors import ConfigError
 from hifc.units import format_size, parse_size
@@ -25,7 +27,15 @@ def test_defaults_are_those_of_the_design() -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("64MiB", 64 << 20), ("1.5KiB", 1536), ("4096", 4096), (4096, 4096), (" 2 GB ", 2 * 10**9)],
+    [
+        ("64MiB", 64 << 20),
+        ("1.5KiB", 1536),
+        ("1.50GiB", 3 << 29),
+        ("0.001MB", 1000),
+        ("4096", 4096),
+        (4096, 4096),
+        (" 2 GB ", 2 * 10**9),
+    ],
 )
 def test_sizes(text: object, size: int) -> None:
     assert parse_size(text) == size
@@ -33,11 +43,63 @@ def test_sizes(text: object, size: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["64 mib", "MiB", "-1", -1, True, None, 1.5, "0.3B", "1e3", 1 << 63, "8388608TiB", "9" * 5000],
+    [
+        "64 mib",
+        "MiB",
+        "-1",
+        -1,
+        True,
+        None,
+        1.5,
+        "0.3B",
+        "1.1GiB",
+        "1e3",
+        ".5MiB",
+        "1.MiB",
+        "\N{ARABIC-INDIC DIGIT THREE}MiB",
+        1 << 63,
+        "8388608TiB",
+        "9" * 5000,
+    ],
 )
 def test_bad_sizes_are_refused(text: object) -> None:
     with pytest.raises(ConfigError, match="pool_size"):
         parse_size(text, "pool_size")
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("64M", "64MiB"), ("1.5g", "1.5GiB"), ("8gib", "8GiB"), ("8gb", "8GB"), ("64 K", "64KiB")],
+)
+def test_a_unit_that_is_none_is_refused_with_what_was_meant(text: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"write {meant}$"):
+        parse_size(text, "pool_size")
+    with pytest.raises(ConfigError, match=f"write {meant}[^a-zA-Z]"):
+        Namespace.format(f"ram://sizes?size={text}", segment_size="256KiB")
+
+
+@pytest.mark.parametrize(
+    "text", ["6.5MiB", "6815.744 kB", "6.8157440MB", "6815744", "0.00634765625GiB"]
+)
+def test_a_size_in_a_uri_means_what_it_means_in_a_configuration(text: str) -> None:
+    """Spaces, fractions and units alike."""
+    Namespace.format(f"ram://sizes?size={text}", segment_size="256KiB", force=True)
+    with Namespace.open(f"ram://sizes?size={text}", pool_size="4MiB", owner_socket=False) as ns:
+        assert ns.stats().capacity_bytes == (parse_size(text) - (1152 << 10)) // (1 << 18) << 18
+
+
+@pytest.mark.parametrize(("name", "most"), [("queue_depth", 4096), ("index_entries_max", 1 << 34)])
+def test_a_limit_is_what_every_device_takes(name: str, most: int, tmp_path: Path) -> None:
+    for device in ("ram://limits?size=8MiB", f"file://{tmp_path}/kv?size=8MiB"):
+        Namespace.format(device, force=True)
+        settings: dict[str, Any] = {name: most}
+        with Namespace.open(device, pool_size="4MiB", owner_socket=False, **settings) as ns:
+            assert ns.put(bytes(16), b"x") is Answer.OK
+        with pytest.raises(ConfigError, match=rf"{name}.*{most}"):
+            Namespace.open(device, **{name: most + 1})
+    assert getattr(Config(**{name: most}), name) == most
+    with pytest.raises(ConfigError, match=rf"{name}.*{most}"):
+        Config(**{name: most + 1})
 
 
 @pytest.mark.parametrize("size", [0, 1, 1024, 3 << 20, 1 << 30, 5 << 40, 123456789])
