@@ -13,6 +13,7 @@
 #define NAME "crash"
 #define SIZE "4480KiB" /* twelve segments of 256 KiB */
 #define PLAIN "ram://" NAME "?size=" SIZE
+#define ROOM "2MiB" /* on the disk below, in every third seed: eight segments at most */
 #define KEYS 96u
 #define SWAP_FROM 72u /* keys from here on are of class swap */
 #define OPS 150u
@@ -309,8 +310,10 @@ static uint64_t image(uint64_t seed, uint64_t cut)
     EXPECT(hifc_format(PLAIN, &format) == 0, "format");
     snprintf(uri, sizeof uri,
              "faulty+" PLAIN "&fault_seed=%" PRIu64 "&fault_cut_write=%" PRIu64
-             "&fault_reorder=%" PRIu64 "&fault_delay=%" PRIu64,
-             seed * 1000003 + cut, cut, seed % 2, seed == 1 ? 3ul : 0ul);
+             "&fault_reorder=%" PRIu64 "&fault_delay=%" PRIu64 "%s",
+             seed * 1000003 + cut, cut, seed % 2, seed == 1 ? 3ul : 0ul,
+             seed % 3 == 0 ? "&fault_room=" ROOM : "");
+    hifc_faulty_room_forget(NAME);
     uint64_t count = 0;
     if (open_ns(uri) == 0) {
         workload();
