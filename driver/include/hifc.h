@@ -132,7 +132,9 @@ struct hifc_format_opts {
     char label[32];
 };
 
-/* Lays an empty namespace on the device. -EEXIST: something is there (named), and no force. */
+/* Lays an empty namespace on the device. -EEXIST: something is there (named), and no force. -EINVAL:
+ * the device is too small, too; -EFBIG: too large, for the namespace or for the file system; -ENOSPC:
+ * the file system has no room. A format that fails leaves no file that was not there before. */
 HIFC_API int hifc_format(const char *uri, const struct hifc_format_opts *opts);
 
 /* All that is known of a device ends within this far of its first or its last byte. */
