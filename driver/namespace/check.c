@@ -99,7 +99,8 @@ static void check_accounts(struct state *state)
             extents[hifc_slot_shape(&state->slots[at])]++;
         }
         free_count += segment->state == NS_FREE;
-        if ((segment->state == NS_FREE) != (ns->free_map[i / 64] >> i % 64 & 1)) {
+        uint64_t listed_free = ns->free_map[i / 64] | ns->roomless_map[i / 64];
+        if ((segment->state == NS_FREE) != (listed_free >> i % 64 & 1)) {
             problem(state, "segment %u is free in one account and not in the other", i);
         }
         if (live != segment->live_bytes || entries != segment->live_entries) {
