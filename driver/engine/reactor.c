@@ -28,6 +28,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cpu.h"
 #include "error.h"
 
 /* With commands in flight the device's poll also finds timeouts: it is called at least so often. */
@@ -125,13 +126,6 @@ static void adapt(struct idle *idle, uint64_t spin_max_ns)
     }
 }
 
-static void relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-}
-
 static void *reactor_main(void *argument)
 {
     struct hifc_engine *engine = argument;
@@ -153,7 +147,7 @@ static void *reactor_main(void *argument)
             idle.inflight = hifc_queue_busy(&engine->reads) || hifc_queue_busy(&engine->writes);
         }
         if (now - idle.since_ns < idle.spin_ns[idle.inflight]) {
-            relax();
+            hifc_cpu_relax();
             continue;
         }
         if (!idle.asleep_ns) {

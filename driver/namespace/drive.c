@@ -35,7 +35,7 @@ struct identify {
 static uint64_t load(const uint8_t *page, unsigned offset, unsigned bytes)
 {
     uint64_t value = 0;
-    memcpy(&value, page + offset, bytes); /* x86: little-endian as the pages are */
+    memcpy(&value, page + offset, bytes); /* little-endian as the pages are: layout.h */
     return value;
 }
 

@@ -21,6 +21,9 @@
 
 #include "hifc.h"
 
+/* Fields are read and written as they lie in memory. NVMe's pages, too, are little-endian. */
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the processor is little-endian");
+
 #define HIFC_FORMAT_VERSION 1u
 #define HIFC_DATA_OFFSET_BYTES (1u << 20)
 #define HIFC_TAIL_BYTES (128u << 10)

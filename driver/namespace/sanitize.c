@@ -31,7 +31,7 @@ enum { ACTION_BLOCK_ERASE = 2, ACTION_OVERWRITE = 3, ACTION_CRYPTO_ERASE = 4 };
 static uint32_t load(const uint8_t *log, unsigned offset, unsigned bytes)
 {
     uint32_t value = 0;
-    memcpy(&value, log + offset, bytes); /* x86: little-endian as the page is */
+    memcpy(&value, log + offset, bytes); /* little-endian as the page is: layout.h */
     return value;
 }
 

@@ -19,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cpu.h"
 #include "namespace/ns.h"
 
 #define TICKET_CLOSING_NAP_US 1000u
@@ -204,7 +205,7 @@ static int ticket_wait_reactor(struct hifc_ticket *ticket, int64_t timeout_us)
         if (ticket_is_done(ticket)) {
             return 1;
         }
-        __builtin_ia32_pause();
+        hifc_cpu_relax();
     }
     uint64_t deadline = ns_deadline(timeout_us);
     int done = 0;

@@ -42,7 +42,15 @@ uint64_t bench_cpu_ns(void);
 
 static inline uint64_t bench_tsc(void)
 {
+#if defined(__x86_64__)
     return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+    uint64_t ticks;
+    __asm__ __volatile__("isb; mrs %0, cntvct_el0" : "=r"(ticks)::"memory");
+    return ticks;
+#else
+    return bench_now_ns();
+#endif
 }
 double bench_ns_per_tsc(void); /* calibrated at the first call */
 
