@@ -5,6 +5,7 @@
 #   venv/         Python with tools/lib/requirements.txt
 #   spdk-*/       what tools/build_spdk made
 #   cuda/         compilers for kernels, tools/lib/requirements-kernels.txt; tools/test alone
+#   aarch64/      liburing for 64-bit Arm, which the cross compiler links; tools/test alone
 # A stamp beside each result holds a hash of what it was made from; a second run compares and returns.
 # Each step holds a lock, so two runs at once do not disturb each other. Nothing prints on stdout but
 # results: progress goes to stderr, so that callers keep --json clean. A step that fails ends the
@@ -73,6 +74,36 @@ hifc_apt_install() {
   apt-get "${quiet[@]}" update || hifc_die "apt-get update failed"
   DEBIAN_FRONTEND=noninteractive apt-get "${quiet[@]}" install -y --no-install-recommends "$@" ||
     hifc_die "apt-get could not install $*"
+}
+
+# Prints a folder with Debian's liburing for arm64, unpacked once. The system's own package lists and
+# its list of architectures stay as they are: apt-get works on a state of its own, which nothing else
+# reads.
+hifc_aarch64_sysroot() {
+  hifc_locked aarch64 hifc_aarch64_under_lock "$hifc_cache/aarch64" >&2
+  echo "$hifc_cache/aarch64/sysroot"
+}
+
+hifc_aarch64_under_lock() {
+  local folder=$1 state=$1/apt archive
+  local -a apt
+  [[ ! -f $folder/.complete ]] || return 0
+  hifc_say "fetching liburing for arm64"
+  rm -rf "$folder"
+  mkdir -p "$folder/sysroot" "$state"/{lists,cache/archives}/partial "$folder/archives"
+  : >"$state/status"
+  apt=(apt-get -qq -o "Dir::State=$state" -o "Dir::State::lists=$state/lists"
+    -o "Dir::State::status=$state/status" -o "Dir::Cache=$state/cache" -o APT::Sandbox::User=root
+    -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o Acquire::Languages=none
+    -o Acquire::Retries=3)
+  "${apt[@]}" update || hifc_die "apt-get update for arm64 failed"
+  (cd "$folder/archives" && "${apt[@]}" download liburing-dev liburing2) ||
+    hifc_die "apt-get could not download liburing-dev for arm64"
+  for archive in "$folder"/archives/*.deb; do
+    dpkg-deb -x "$archive" "$folder/sysroot" || hifc_die "$archive could not be unpacked"
+  done
+  rm -rf "$state" "$folder/archives"
+  touch "$folder/.complete"
 }
 
 # ---- Python ------------------------------------------------------------------------------------
