@@ -1,5 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HiFC keeps the key-value cache of a large language model on NVMe flash.
+"""HiFC keeps the key-value (KV) cache of a large language model on NVMe flash, exact to the bit.
+
+A model of transformers, most of whose KV is on flash:
+
+    settings = {"device": "file:///var/tmp/kv.hifc?size=8GiB", "format": "if_missing"}
+    with hifc.HiFC(settings) as engine:
+        cache = engine.cache(model.config, max_tokens=8192)
+        model.generate(**inputs, past_key_values=cache)
+
+Blocks of bytes under keys of 16 bytes, without a model:
+
+    hifc.Namespace.format("file:///var/tmp/blocks.hifc?size=256MiB")
+    with hifc.Namespace.open("file:///var/tmp/blocks.hifc") as namespace:
+        namespace.put(b"sixteen byte key", block)
+
+What a program needs:
+
+    HiFC         the engine: KV blocks in memory and on flash, and caches for models
+    HiFCCache    what HiFC.cache returns: the KV cache of a transformers model
+    Namespace    the store below it: put, get, leases, batches
+    Config       all settings, as keywords, a mapping or a YAML file
+    KeyScheme    keys of blocks from tokens
+    HiFCPolicy   which blocks leave memory first; derive from it for a policy of your own
+    HiFCError    base of every error, each of which says what to do
+    verify       compares a model with and without HiFC
+
+Programs that integrate HiFC also find REQUEST, Op, make_requests, EventKind, BlockKeys,
+BlockTable, HotColdClassifier and HiFCPrefetcher here. `dir(hifc)` leaves these out, and
+`hifc.__all__` ends with them.
 
 Names are loaded when they are first used: `import hifc` imports neither torch nor libhifc.
 """
@@ -30,10 +58,12 @@ if TYPE_CHECKING:
     from hifc.errors import HiFCError as HiFCError
     from hifc.errors import InvalidRequest as InvalidRequest
     from hifc.errors import LibraryError as LibraryError
+    from hifc.errors import MissingPackage as MissingPackage
     from hifc.errors import NoSpace as NoSpace
     from hifc.errors import NotPermitted as NotPermitted
     from hifc.errors import NotSupported as NotSupported
     from hifc.errors import WaitTimeout as WaitTimeout
+    from hifc.integrations.transformers import HiFCCache as HiFCCache
     from hifc.metrics import Metrics as Metrics
     from hifc.namespace import Namespace as Namespace
     from hifc.policy import HiFCPolicy as HiFCPolicy
@@ -49,38 +79,76 @@ if TYPE_CHECKING:
     from hifc.reservation import Reservation as Reservation
     from hifc.ticket import Ticket as Ticket
 
-_MODULES: dict[str, str] = {
-    "blocks": "BlockKeys BlockTable KVBlock KeyScheme",
-    "classifier": "HotColdClassifier",
-    "config": "Config",
+    __version__: str
+
+# Home of each name. First what a program needs that calls HiFC ...
+_FOR_USERS: dict[str, str] = {
     "engine": "HiFC",
-    "errors": "BackPressure BufferExhausted ClosedError ConfigError CorruptionError DeviceBusy "
-    "DeviceError ForkError FormatError HiFCError InvalidRequest LibraryError NoSpace NotPermitted "
-    "NotSupported WaitTimeout",
-    "metrics": "Metrics",
     "namespace": "Namespace",
+    "config": "Config",
+    "blocks": "KeyScheme KVBlock",
     "policy": "HiFCPolicy LRUPolicy",
-    "prefetch": "HiFCPrefetcher",
-    "request": "REQUEST Answer BlockClass EventKind Op make_requests",
-    "reservation": "Lease Reservation",
+    "metrics": "Metrics",
+    "request": "Answer BlockClass",
     "ticket": "Ticket",
+    "reservation": "Lease Reservation",
+    "errors": "HiFCError BackPressure BufferExhausted ClosedError ConfigError CorruptionError "
+    "DeviceBusy DeviceError ForkError FormatError InvalidRequest LibraryError MissingPackage "
+    "NoSpace NotPermitted NotSupported WaitTimeout",
 }
-_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
+# ... then what a program needs besides that integrates HiFC into an inference engine.
+_FOR_INTEGRATORS: dict[str, str] = {
+    "request": "Op REQUEST make_requests EventKind",
+    "blocks": "BlockKeys BlockTable",
+    "classifier": "HotColdClassifier",
+    "prefetch": "HiFCPrefetcher",
+}
+_HOME = {
+    name: module
+    for table in (_FOR_USERS, _FOR_INTEGRATORS)
+    for module, names in table.items()
+    for name in names.split()
+}
+# Not in __all__: `from hifc import *` and help(hifc) look at all of it, and this one needs torch.
+_HOME_OF_CACHE = "hifc.integrations.transformers"
 
-_PACKAGES = {"verify"}
+_PACKAGES = ("verify",)
 
-__all__ = sorted({*_HOME, *_PACKAGES})  # noqa: PLE0605  (computed from the one table)
+_USER_NAMES = [*" ".join(_FOR_USERS.values()).split(), *_PACKAGES]
+
+__all__ = [  # noqa: PLE0604  (computed from the tables, in their order)
+    *_USER_NAMES,
+    *" ".join(_FOR_INTEGRATORS.values()).split(),
+]
 
 
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"hifc.{name}")
-    if name not in _HOME:
+    if name == "__version__":
+        value: Any = _version()
+    elif name == "HiFCCache":
+        from hifc.packages import need
+
+        need("hifc.HiFCCache", "transformers", "torch", "transformers")
+        value = importlib.import_module(_HOME_OF_CACHE).HiFCCache
+    elif name in _HOME:
+        value = getattr(importlib.import_module(f"hifc.{_HOME[name]}"), name)
+    else:
         raise AttributeError(f"module 'hifc' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"hifc.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 
 
+def _version() -> str:
+    from importlib import metadata  # which takes longer to import than all the rest here
+
+    try:
+        return metadata.version("hifc")
+    except metadata.PackageNotFoundError:  # the sources are used as they lie in a folder
+        return "unknown"
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    special = [name for name in globals() if name.startswith("__")]
+    return sorted({*_USER_NAMES, "__version__", *special} - {"__getattr__", "__dir__"})

@@ -207,7 +207,22 @@ def _token_bytes(tokens: npt.ArrayLike) -> bytes:
 
 @dataclass(slots=True)
 class KVBlock:
-    """One block of KV that this process knows: what a policy decides about."""
+    """One block of KV that this process knows: what a policy decides about.
+
+    A policy of your own reads these fields. HiFCPolicy, which it derives from, keeps slot, weight,
+    access_count, last_access and hot up to date.
+
+    key: the 16 bytes that it is stored under. size_bytes: its length as stored, compressed where
+    compression is on. sequence, depth, head: where it belongs, as given to HiFC.store: the name of
+    its sequence or None, its place in the sequence's chain (0 is the first), its attention head
+    (-1: all heads). cls: "reuse" or "swap".
+    slot: its index into the policy's arrays, -1 while it has none. weight: its decayed access
+    frequency, set just before should_swap_out is asked. access_count: accesses so far.
+    last_access: time of the last one, in seconds of the policy's clock. hot: the classifier counts
+    it as hot, set just before should_swap_out is asked.
+    resident: its bytes are in memory. on_flash: its bytes are on flash. Both may hold. memory: the
+    pool's array of a resident block, None otherwise. held_bytes: memory it takes while resident.
+    """
 
     key: bytes
     size_bytes: int = 0  # as stored

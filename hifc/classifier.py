@@ -33,7 +33,10 @@ PAUSE_WINDOWS = 8
 
 @dataclass
 class HotColdClassifier:
-    """Not thread-safe: the engine holds its lock."""
+    """Decides which share of the blocks is hot, that is kept in memory, from the hit rate.
+
+    Not thread-safe: the engine holds its lock.
+    """
 
     hot_ratio: float = 0.30
     hot_ratio_min: float = 0.05

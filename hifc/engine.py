@@ -21,6 +21,7 @@ from hifc.checking import items, whole
 from hifc.config import Config
 from hifc.errors import ConfigError, InvalidRequest
 from hifc.host_tier import HostTier
+from hifc.packages import need
 from hifc.policy import HiFCPolicy
 from hifc.prefetch import HiFCPrefetcher
 from hifc.publish import Publisher
@@ -242,6 +243,7 @@ class HiFC(Residency, Scoped):
         those of HiFCCache; resident, slots, block_tokens and salt come from the configuration
         unless given. With `attention: sparse` it is a SparseCache.
         """
+        need("HiFC.cache", "transformers", "torch", "transformers")
         from hifc.integrations.transformers import HiFCCache
 
         if not hasattr(model_config, "get_text_config"):

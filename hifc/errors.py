@@ -116,6 +116,19 @@ class NotPermitted(HiFCError, PermissionError):
         self.fix = fix
 
 
+class MissingPackage(HiFCError, ImportError):
+    """An optional package is not installed, or its release is too old.
+
+    package: its name; extra: the extra of HiFC that brings it.
+    """
+
+    def __init__(self, message: str, *, package: str = "", extra: str = "") -> None:
+        super().__init__(message)
+        self.package = package
+        self.extra = extra
+        self.fix = f"pip install 'hifc[{extra}]'" if extra else ""
+
+
 class NotSupported(HiFCError):
     """This device or this build cannot do it."""
 

@@ -30,7 +30,14 @@ _TREND_THREADS = 256  # of native/trend.cu
 
 
 class HiFCPrefetcher:
-    """Not thread-safe. Memory: window_size x num_heads x blocks x 4 bytes, up to twice that."""
+    """Predicts from the attention of the last steps which blocks the next step will look at.
+
+    `update` takes the attention of one step, `predict` names the blocks of each head that the most
+    is expected of. HiFC.observe_attention has one of its own; make one to steer prefetches
+    yourself.
+
+    Not thread-safe. Memory: window_size x num_heads x blocks x 4 bytes, up to twice that.
+    """
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ F_CHECKSUMS = 0x1
 
 
 class Op(enum.IntEnum):
-    """enum hifc_op."""
+    """What a prepared request does: the `op` field of a request array (C: enum hifc_op)."""
 
     GET = 1
     PUT = 2
@@ -53,7 +53,7 @@ class Op(enum.IntEnum):
 
 
 class Answer(enum.IntEnum):
-    """enum hifc_answer: how a request ended, where no error did."""
+    """How a request ended where no error ended it (C: enum hifc_answer). OK is 0."""
 
     OK = 0
     MISS = 1  # no such key, or its bytes were quarantined
@@ -66,14 +66,17 @@ class Answer(enum.IntEnum):
 
 
 class BlockClass(enum.IntEnum):
-    """enum hifc_class."""
+    """What becomes of a stored value: may it be evicted, and does it outlive its writer?
+
+    Calls take the texts "reuse" and "swap" as well (C: enum hifc_class).
+    """
 
     REUSE = 0  # evictable, survives a restart
     SWAP = 1  # pinned until deleted, ends with the process that wrote it
 
 
 class EventKind(enum.IntEnum):
-    """enum hifc_event_kind."""
+    """What happened to a key, as Namespace.events tells it (C: enum hifc_event_kind)."""
 
     STORED = 1
     EVICTED = 2

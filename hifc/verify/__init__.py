@@ -17,6 +17,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hifc.packages import need
+
 if TYPE_CHECKING:
     from hifc.verify.lockstep import run as run
     from hifc.verify.report import write as write
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from hifc.verify.result import Verification as Verification
 
 _HOME = {"run": "lockstep", "write": "report", "Bounds": "result", "Verification": "result"}
+_NEEDS = {"run": ("torch", "transformers"), "write": ("matplotlib", "jinja2")}
 
 __all__ = ["Bounds", "Verification", "run", "write"]
 
@@ -31,4 +34,6 @@ __all__ = ["Bounds", "Verification", "run", "write"]
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'hifc.verify' has no attribute {name!r}")
+    if name in _NEEDS:
+        need(f"hifc.verify.{name}", "verify", *_NEEDS[name])
     return getattr(importlib.import_module(f"hifc.verify.{_HOME[name]}"), name)
