@@ -5,7 +5,8 @@
 #   venv/         Python with tools/lib/requirements.txt
 #   spdk-*/       what tools/build_spdk made
 #   cuda/         compilers for kernels, tools/lib/requirements-kernels.txt; tools/test alone
-#   aarch64/      liburing for 64-bit Arm, which the cross compiler links; tools/test alone
+#   aarch64/      liburing for 64-bit Arm, which the cross compiler links
+#   wheel-tools/  what tools/wheel checks wheels with, tools/lib/requirements-wheel.txt
 # A stamp beside each result holds a hash of what it was made from; a second run compares and returns.
 # Each step holds a lock, so two runs at once do not disturb each other. Nothing prints on stdout but
 # results: progress goes to stderr, so that callers keep --json clean. A step that fails ends the
@@ -75,6 +76,9 @@ hifc_apt_install() {
   DEBIAN_FRONTEND=noninteractive apt-get "${quiet[@]}" install -y --no-install-recommends "$@" ||
     hifc_die "apt-get could not install $*"
 }
+
+# shellcheck disable=SC2034 # tools/test and tools/wheel use it
+readonly HIFC_AARCH64_PACKAGES=(gcc-aarch64-linux-gnu g++-aarch64-linux-gnu qemu-user)
 
 # Prints a folder with Debian's liburing for arm64, unpacked once. The system's own package lists and
 # its list of architectures stay as they are: apt-get works on a state of its own, which nothing else
@@ -151,20 +155,26 @@ hifc_venv_under_lock() {
 }
 
 # Prints the folder with the compilers for kernels, installed once.
-hifc_cuda() {
-  hifc_locked cuda hifc_cuda_under_lock "$hifc_cache/cuda" >&2
-  echo "$hifc_cache/cuda"
+hifc_cuda() { hifc_tools cuda requirements-kernels.txt; }
+
+# Prints the folder with what checks wheels, installed once: for PYTHONPATH, and its bin/ for PATH.
+hifc_wheel_tools() { hifc_tools wheel-tools requirements-wheel.txt; }
+
+# hifc_tools FOLDER REQUIREMENTS: packages in a folder of their own in the cache.
+hifc_tools() {
+  hifc_locked "$1" hifc_tools_under_lock "$hifc_cache/$1" "tools/lib/$2" >&2
+  echo "$hifc_cache/$1"
 }
 
-hifc_cuda_under_lock() {
-  local folder=$1 requirements=$hifc_repo/tools/lib/requirements-kernels.txt wanted
-  wanted=$(hifc_hash <"$requirements")
+hifc_tools_under_lock() {
+  local folder=$1 requirements=$2 wanted
+  wanted=$(hifc_hash <"$hifc_repo/$requirements")
   [[ $(cat "$folder/.hifc-stamp" 2>/dev/null) != "$wanted" ]] || return 0
-  hifc_say "installing the packages of tools/lib/requirements-kernels.txt"
+  hifc_say "installing the packages of $requirements"
   rm -rf "$folder"
   "$hifc_venv/bin/python" -m pip --disable-pip-version-check install -qq --no-input --no-compile \
-    --target "$folder" -r "$requirements" ||
-    hifc_die "pip could not install tools/lib/requirements-kernels.txt into $folder"
+    --target "$folder" -r "$hifc_repo/$requirements" ||
+    hifc_die "pip could not install $requirements into $folder"
   echo "$wanted" >"$folder/.hifc-stamp"
 }
 
@@ -187,7 +197,7 @@ hifc_spdk() {
 hifc_sources_hash() {
   (
     cd "$hifc_repo" || exit
-    find CMakeLists.txt pyproject.toml README.md cmake driver native hifc tools/hifc_admin udev docs/hifc-admin.1 docs/completion -type f \
+    find CMakeLists.txt pyproject.toml README.md LICENSE cmake driver native hifc tools/hifc_admin udev docs/hifc-admin.1 docs/completion -type f \
       ! -name '*.pyc' ! -name '*.so' -print0 | sort -z | xargs -0 sha256sum
   ) | hifc_hash
 }
