@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from hifc.blocks import KVBlock as KVBlock
     from hifc.classifier import HotColdClassifier as HotColdClassifier
     from hifc.config import Config as Config
+    from hifc.config import ConfigDict as ConfigDict
     from hifc.engine import HiFC as HiFC
     from hifc.errors import BackPressure as BackPressure
     from hifc.errors import BufferExhausted as BufferExhausted
@@ -85,7 +86,7 @@ if TYPE_CHECKING:
 _FOR_USERS: dict[str, str] = {
     "engine": "HiFC",
     "namespace": "Namespace",
-    "config": "Config",
+    "config": "Config ConfigDict",
     "blocks": "KeyScheme KVBlock",
     "policy": "HiFCPolicy LRUPolicy",
     "metrics": "Metrics",
@@ -122,22 +123,24 @@ __all__ = [  # noqa: PLE0604  (computed from the tables, in their order)
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return importlib.import_module(f"hifc.{name}")
-    if name == "__version__":
-        value: Any = _version()
-    elif name == "HiFCCache":
-        from hifc.packages import need
+if not TYPE_CHECKING:  # a type checker would take every name for known
 
-        need("hifc.HiFCCache", "transformers", "torch", "transformers")
-        value = importlib.import_module(_HOME_OF_CACHE).HiFCCache
-    elif name in _HOME:
-        value = getattr(importlib.import_module(f"hifc.{_HOME[name]}"), name)
-    else:
-        raise AttributeError(f"module 'hifc' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        if name in _PACKAGES:
+            return importlib.import_module(f"hifc.{name}")
+        if name == "__version__":
+            value: Any = _version()
+        elif name == "HiFCCache":
+            from hifc.packages import need
+
+            need("hifc.HiFCCache", "transformers", "torch", "transformers")
+            value = importlib.import_module(_HOME_OF_CACHE).HiFCCache
+        elif name in _HOME:
+            value = getattr(importlib.import_module(f"hifc.{_HOME[name]}"), name)
+        else:
+            raise AttributeError(f"module 'hifc' has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def _version() -> str:

@@ -13,7 +13,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -229,7 +229,7 @@ class KVBlock:
     sequence: str | int | None = None
     depth: int = 0  # place in its chain; 0 is the head
     head: int = -1  # attention head, or KV group, that it belongs to; -1: all
-    cls: str = "swap"
+    cls: Literal["reuse", "swap"] = "swap"
     slot: int = -1  # of the policy's arrays
     weight: float = 0.0  # decayed frequency, set just before a policy is asked
     access_count: int = 0

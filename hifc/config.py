@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import yaml
 
@@ -104,6 +104,68 @@ _ADMISSIONS = _choice("always", "second_use", "budget")
 _ALGORITHMS = _choice("zlib", "zstd", "lz4")
 _POLICIES = _choice("default", "return_time", "frequency", "lru", "lfu", "arc", "s3fifo")
 _SHARE = _number(0.0, 1.0)
+
+
+# The settings of Config as a mapping, for type checkers, which then see a name or a value that does
+# not exist. In this form since `lambda` is a word of Python's. A test compares it with Config.
+ConfigDict = TypedDict(
+    "ConfigDict",
+    {
+        "device": str,
+        "format": Literal["never", "if_missing", "always"],
+        "segment_size": int | str,
+        "label": str,
+        "read_only": bool,
+        "drive": Literal["reactor", "inline"],
+        "pool_size": int | str,
+        "queue_depth": int,
+        "requests_max": int,
+        "batch_inflight": int,
+        "batch_size_max": int | str,
+        "index_entries_max": int,
+        "command_timeout_ms": int,
+        "spin_us": int,
+        "owner_socket": bool,
+        "admission": Literal["always", "second_use", "budget"],
+        "write_budget_per_day": int | str,
+        "reinsert_percent": int,
+        "enable_compression": bool,
+        "compression_algorithm": Literal["zlib", "zstd", "lz4"],
+        "compression_level": int,
+        "memory_budget": int | str,
+        "memory_reserved": int | str,
+        "host_tier_bytes": int | str,
+        "hot_ratio": float,
+        "hot_ratio_min": float,
+        "hot_ratio_max": float,
+        "hit_rate_target": float,
+        "watermark": float,
+        "policy": Literal["default", "return_time", "frequency", "lru", "lfu", "arc", "s3fifo"],
+        "lambda": float,
+        "swap_batch_size": int,
+        "swap_buffer_size": int | str,
+        "prefetch_degree": int,
+        "prefetch_window": int,
+        "staging": Literal["auto", "gpu", "pinned", "host"],
+        "block_tokens": int,
+        "resident_ratio": float,
+        "staging_layers": int,
+        "save_prefix": bool,
+        "load_or_recompute": Literal["auto", "load", "recompute"],
+        "salt": str,
+        "attention": Literal["exact", "sparse"],
+        "sparse_block_tokens": int,
+        "sparse_sink_tokens": int,
+        "sparse_recent_tokens": int,
+        "sparse_sketch": Literal["4bit", "digest"],
+        "sparse_missed_max": float,
+        "sparse_resident_max": float,
+        "sparse_prefetch_degree": int,
+        "sparse_check_every": int,
+    },
+    total=False,
+)
+ConfigDict.__doc__ = """The settings of Config as a mapping: what HiFC and Config.load take."""
 
 
 @dataclass(frozen=True)
@@ -277,8 +339,12 @@ class Config:
     # ---- in
 
     @classmethod
-    def load(cls, source: Config | Mapping[str, Any] | str | Path) -> Config:
-        """A Config as it is, a mapping, or the path of a YAML file."""
+    def load(cls, source: Config | ConfigDict | str | Path) -> Config:
+        """A Config as it is, a mapping, or the path of a YAML file.
+
+        Type checkers want a ConfigDict; a mapping whose names are known at run time alone goes
+        through from_mapping.
+        """
         if isinstance(source, Config):
             return source
         if isinstance(source, Mapping):

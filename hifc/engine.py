@@ -11,14 +11,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
+
+import numpy.typing as npt
 
 from hifc import codec, gauges
 from hifc import policy as policies
 from hifc.bar import BarProvider
 from hifc.blocks import BlockTable, KVBlock
 from hifc.checking import items, whole
-from hifc.config import Config
+from hifc.config import Config, ConfigDict
 from hifc.errors import ConfigError, InvalidRequest
 from hifc.host_tier import HostTier
 from hifc.packages import need
@@ -26,13 +28,19 @@ from hifc.policy import HiFCPolicy
 from hifc.prefetch import HiFCPrefetcher
 from hifc.publish import Publisher
 from hifc.recompute import LoadOrRecompute
-from hifc.request import BlockClass, class_of, key_bytes, keys_array
+from hifc.request import ClassLike, class_name, key_bytes, keys_array
 from hifc.residency import Residency
 from hifc.scoped import Scoped
 from hifc.sparse_plan import SparseSettings
 
 if TYPE_CHECKING:
+    import torch
+
+    from hifc.integrations.options import CacheOptions
     from hifc.integrations.transformers import HiFCCache
+
+# What load returns: a torch tensor where the block was stored from one.
+BlockTensor: TypeAlias = "npt.NDArray[Any] | torch.Tensor"
 
 # Of depths and heads.
 INT_MAX = (1 << 31) - 1
@@ -50,7 +58,7 @@ class HiFC(Residency, Scoped):
 
     def __init__(
         self,
-        config: Config | Mapping[str, Any] | str | Path,
+        config: Config | ConfigDict | str | Path,
         policy: HiFCPolicy | None = None,
         bar: BarProvider | None = None,
     ) -> None:
@@ -74,7 +82,7 @@ class HiFC(Residency, Scoped):
         key: Any,
         tensor: Any,
         *,
-        cls: str | BlockClass = "swap",
+        cls: ClassLike = "swap",
         sequence: str | int | None = None,
         depth: int = 0,
         head: int = -1,
@@ -87,7 +95,7 @@ class HiFC(Residency, Scoped):
         other blocks to flash. NoSpace: the device is full, and nothing was taken.
         """
         name = key_bytes(key)
-        kind = BlockClass(class_of(cls)).name.lower()
+        kind = class_name(cls)
         depth, head = whole("depth", depth, 0, INT_MAX), whole("head", head, -1, INT_MAX)
         if not (sequence is None or isinstance(sequence, str | int)):
             raise InvalidRequest(f"sequence: {sequence!r} is neither a text nor a whole number")
@@ -110,7 +118,7 @@ class HiFC(Residency, Scoped):
             self.metrics.add("store_count")
             self._make_room(0)
 
-    def load(self, key: Any) -> Any | None:
+    def load(self, key: Any) -> BlockTensor | None:
         """The tensor that was stored under key, in memory of its own, or None.
 
         A block that is on flash or in the host tier comes back and is resident again.
@@ -236,12 +244,15 @@ class HiFC(Residency, Scoped):
 
     # ---- models
 
-    def cache(self, model_config: Any, max_tokens: int, **options: Any) -> HiFCCache:
-        """A KV cache for model.generate(cache=cache) of transformers, in this namespace.
+    def cache(
+        self, model_config: Any, max_tokens: int, **options: Unpack[CacheOptions]
+    ) -> HiFCCache:
+        """A KV cache for model.generate(past_key_values=cache) of transformers, in this namespace.
 
         model_config: the model's. max_tokens: prompt and new tokens together, less one. options:
-        those of HiFCCache; resident, slots, block_tokens and salt come from the configuration
-        unless given. With `attention: sparse` it is a SparseCache.
+        see CacheOptions of hifc/integrations/options.py; resident, slots, block_tokens, salt and
+        save_prefix come from the configuration unless given. With `attention: sparse` it is a
+        SparseCache. MissingPackage: torch or transformers is not installed, or too old.
         """
         need("HiFC.cache", "transformers", "torch", "transformers")
         from hifc.integrations.transformers import HiFCCache
@@ -264,7 +275,9 @@ class HiFC(Residency, Scoped):
             return SparseCache(self.namespace, model_config, max_tokens, **options)
         if self.config.block_tokens != Config.block_tokens:
             options.setdefault("block_tokens", self.config.block_tokens)
-        return HiFCCache(self.namespace, model_config, max_tokens, **options)
+        # Not checked by type here: `sparse` is in it, which a SparseCache alone takes.
+        exact: dict[str, Any] = {**options}
+        return HiFCCache(self.namespace, model_config, max_tokens, **exact)
 
     def _costs_of(self, model_config: Any) -> LoadOrRecompute:
         """The measurements of a model, kept from cache to cache."""

@@ -30,7 +30,7 @@ from hifc.memory import Buffer, ByteArray, Memory, memory_of
 from hifc.options import OpenOptions, open_opts
 from hifc.request import (
     Answer,
-    BlockClass,
+    ClassLike,
     Keys,
     Op,
     class_of,
@@ -190,9 +190,7 @@ class Namespace(State, Scoped):
 
     # ---- one value
 
-    def put(
-        self, key: Any, data: Buffer, *, cls: str | BlockClass = "reuse", parts: int = 1
-    ) -> Answer:
+    def put(self, key: Any, data: Buffer, *, cls: ClassLike = "reuse", parts: int = 1) -> Answer:
         """Stores data under key and waits. See `Answer` for how it can end.
 
         parts: the value consists of that many equal parts, each verified alone by get_range.
@@ -287,7 +285,7 @@ class Namespace(State, Scoped):
     # ---- many values
 
     def put_many(
-        self, keys: Keys, buffers: Any, *, cls: str | BlockClass = "reuse", parts: int = 1
+        self, keys: Keys, buffers: Any, *, cls: ClassLike = "reuse", parts: int = 1
     ) -> Ticket:
         """Stores one buffer a key: a sequence, or an array of shape (n, ...) with a row a key.
 
@@ -356,7 +354,7 @@ class Namespace(State, Scoped):
     # ---- two-phase put
 
     def reserve(
-        self, key: Any, length_bytes: int, *, cls: str | BlockClass = "reuse", parts: int = 1
+        self, key: Any, length_bytes: int, *, cls: ClassLike = "reuse", parts: int = 1
     ) -> Reservation:
         """Phase one of a two-phase put. False, with its `answer`, where the key exists, is
         pending or was rejected. NoSpace: the device is full."""

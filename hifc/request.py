@@ -8,7 +8,7 @@ once, submitted as often as wanted with `Namespace.submit`, and costs no Python 
 from __future__ import annotations
 
 import enum
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,12 @@ __all__ = [
     "REQUEST",
     "Answer",
     "BlockClass",
+    "ClassLike",
     "EventKind",
     "KeyArray",
     "Keys",
     "Op",
+    "class_name",
     "class_of",
     "key_bytes",
     "keys_array",
@@ -75,6 +77,10 @@ class BlockClass(enum.IntEnum):
     SWAP = 1  # pinned until deleted, ends with the process that wrote it
 
 
+# What calls take as `cls`.
+ClassLike: TypeAlias = Literal["reuse", "swap"] | BlockClass
+
+
 class EventKind(enum.IntEnum):
     """What happened to a key, as Namespace.events tells it (C: enum hifc_event_kind)."""
 
@@ -83,13 +89,18 @@ class EventKind(enum.IntEnum):
     QUARANTINED = 3
 
 
-def class_of(cls: str | BlockClass) -> int:
+def class_of(cls: ClassLike) -> int:
     """BlockClass of "reuse" or "swap"."""
     if isinstance(cls, BlockClass):
         return int(cls)
     if isinstance(cls, str) and cls in ("reuse", "swap"):
         return int(cls == "swap")
     raise InvalidRequest(f'cls is {cls!r}: use "reuse" or "swap"')
+
+
+def class_name(cls: ClassLike) -> Literal["reuse", "swap"]:
+    """The text for a class."""
+    return "swap" if class_of(cls) == BlockClass.SWAP else "reuse"
 
 
 def make_requests(count: int, op: Op | int = 0) -> npt.NDArray[np.void]:

@@ -52,7 +52,9 @@ class Events(NamedTuple):
 class State(Calls):
     """The part of a Namespace that looks at it and keeps it sound."""
 
-    def lookup(self, keys: Keys, lengths: npt.NDArray[np.uint32] | None = None) -> Any:
+    def lookup(
+        self, keys: Keys, lengths: npt.NDArray[np.uint32] | None = None
+    ) -> npt.NDArray[np.int32]:
         """int32 of shape (n,): OK, MISS or PENDING per key. Does no I/O.
 
         lengths: uint32 of shape (n,) that is filled with the lengths of the values, in bytes.

@@ -226,7 +226,7 @@ def _run(arguments: argparse.Namespace, model: Any, ids: Any) -> Verification:
     arguments.uri = config["device"]
     total = plan.steps(ids.shape[1])
     with (
-        hifc.HiFC(config) as engine,
+        hifc.HiFC(hifc.Config.from_mapping(config)) as engine,
         progress.of(arguments, "comparing", total, is_bytes=False) as shown,
     ):
         return lockstep.run(
