@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from hifc.classifier import HotColdClassifier as HotColdClassifier
     from hifc.config import Config as Config
     from hifc.config import ConfigDict as ConfigDict
+    from hifc.digest import key as key
     from hifc.engine import HiFC as HiFC
     from hifc.errors import BackPressure as BackPressure
     from hifc.errors import BufferExhausted as BufferExhausted
@@ -88,6 +89,7 @@ _FOR_USERS: dict[str, str] = {
     "namespace": "Namespace",
     "config": "Config ConfigDict",
     "blocks": "KeyScheme KVBlock",
+    "digest": "key",
     "policy": "HiFCPolicy LRUPolicy",
     "metrics": "Metrics",
     "request": "Answer BlockClass",

@@ -47,6 +47,7 @@ class Calls:
 
     def _inside(self, symbol: str, *arguments: Any) -> Any:
         """One call of libhifc that takes the namespace first."""
+        self._handle.ready()
         return getattr(self._lib, symbol)(self._handle.pointer, *arguments)
 
     def _lookup(self, names: npt.NDArray[np.uint8], lengths: Any) -> npt.NDArray[np.int32]:
@@ -110,7 +111,7 @@ class Calls:
         """An exception out of it leaves nothing of the request in flight that names memory of
         others: `finally` is one call of C, before which no signal handler runs."""
         handle = self._handle
-        handle.collect()
+        handle.ready()
         cell, info = ctypes.c_void_p(), layouts.TicketInfo()
         ticket, out, sent = ctypes.byref(cell), ctypes.byref(info), ctypes.byref(request)
         finish, drop = self._lib.hifc_ticket_finish, handle.drop_ticket

@@ -99,6 +99,7 @@ _SYMBOLS: dict[str, tuple[Any, tuple[Any, ...], str | None]] = {
     "hifc_drop": (c_int, (POINTER(_NS),), None),
     "hifc_buffer_alloc": (c_int, (_NS, c_uint64, POINTER(c_uint64)), "allocate a buffer"),
     "hifc_buffer_drop": (None, (_NS, POINTER(c_uint64)), None),
+    "hifc_pool_lent": (c_uint64, (_NS,), None),
     "hifc_pool_base": (c_void_p, (_NS, c_uint32, POINTER(c_uint64)), None),
     "hifc_pool_register": (
         c_int,

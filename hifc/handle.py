@@ -21,10 +21,18 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
-from hifc.errors import BackPressure, BufferExhausted, DeviceBusy, HiFCError, WaitTimeout
+from hifc.errors import (
+    BackPressure,
+    BufferExhausted,
+    ClosedError,
+    DeviceBusy,
+    HiFCError,
+    WaitTimeout,
+)
 from hifc.layouts import PAGE_BYTES, OpenOpts
 from hifc.loans import Loans
 from hifc.memory import ByteArray, Memory, Span
+from hifc.units import page_up
 
 # How long an allocation waits for buffers of abandoned requests to come back.
 ALLOC_WAIT_S = 5.0
@@ -71,6 +79,7 @@ class Handle:
         self.lib = lib
         self.uri = uri
         self.reactor = reactor
+        self.reopen = "open it again with Namespace.open"  # what to do once it is closed
         self.pid = os.getpid()
         self.bounce_bytes = 0  # copied by Python between the pool and other buffers
         self.loans = Loans()
@@ -103,6 +112,12 @@ class Handle:
         self.loans.collect()
         _namespaces.collect()
 
+    def ready(self) -> None:
+        """Called by what needs the namespace, before it does. ClosedError: close has begun."""
+        if self._began:
+            raise ClosedError(f"{self.uri} is closed: {self.reopen}")
+        self.collect()
+
     def count_bounce(self, size_bytes: int) -> None:
         """Counts a copy between pool and other memory."""
         with self._lock:
@@ -126,7 +141,7 @@ class Handle:
         """
         deadline = time.monotonic() + ALLOC_WAIT_S
         while True:
-            self.collect()
+            self.ready()
             try:
                 return self._buffer(size_bytes)
             except BackPressure as error:
@@ -145,6 +160,21 @@ class Handle:
         self.lib.hifc_buffer_alloc(self.pointer, size_bytes, held)
         span.lie_at(self.pool_base + offset.value, size_bytes)
         return span.array()
+
+    def result_buffer(self, size_bytes: int) -> ByteArray | None:
+        """Pool memory for a result that the caller keeps as long as it likes.
+
+        None where less than half of the pool would stay free: a program that collects results must
+        not starve its own puts and gets, which need pool memory to pass through.
+        """
+        self.ready()
+        lent_bytes = self.lib.hifc_pool_lent(self.pointer)
+        if 2 * (lent_bytes + page_up(size_bytes)) > self.pool_size_bytes:
+            return None
+        try:
+            return self.buffer(size_bytes)
+        except BufferExhausted:  # in pieces, or libhifc itself has the rest
+            return None
 
     def offset_of(self, array: ByteArray) -> int:
         """Offset within pool 0 of an array made by `buffer`."""

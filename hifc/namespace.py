@@ -13,7 +13,7 @@ import errno
 import functools
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Unpack
 
 import numpy as np
@@ -23,7 +23,14 @@ from hifc import batch, checking, driver, layouts
 from hifc import staging as stagings
 from hifc.bar import BarProvider
 from hifc.calls import DELAY_MAX_S, DELAY_MIN_S, RETRY_WAIT_S, parts_of
-from hifc.errors import BackPressure, ConfigError, InvalidRequest, NoSpace, WaitTimeout
+from hifc.errors import (
+    BackPressure,
+    ConfigError,
+    HiFCError,
+    InvalidRequest,
+    NoSpace,
+    WaitTimeout,
+)
 from hifc.handle import Handle, close_quietly
 from hifc.layouts import REQUEST, Request
 from hifc.memory import Buffer, ByteArray, Memory, memory_of
@@ -31,6 +38,7 @@ from hifc.options import OpenOptions, open_opts
 from hifc.request import (
     Answer,
     ClassLike,
+    KeyArray,
     Keys,
     Op,
     class_of,
@@ -44,10 +52,12 @@ from hifc.scoped import Scoped
 from hifc.staging import Staging
 from hifc.state import State
 from hifc.ticket import Ticket
-from hifc.units import parse_size
+from hifc.units import parse_size, shown_size
 
 # A synchronous get of a key whose batch is in flight waits this long for it.
 PENDING_WAIT_S = 60.0
+# Item assignment replaces a value that another thread puts back meanwhile so often.
+SET_TRIES = 8
 
 
 class Namespace(State, Scoped):
@@ -143,7 +153,79 @@ class Namespace(State, Scoped):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Namespace {self.uri}{' closed' if self.closed else ''}>"
+        if self.closed:
+            return f"<Namespace {self.uri} closed>"
+        try:
+            stats = self.stats()
+        except HiFCError:  # closed meanwhile, or detached from its owner's side
+            return f"<Namespace {self.uri} closed>"
+        return (
+            f"<Namespace {self.uri}: {stats.entries} entries, {shown_size(stats.live_bytes)} of "
+            f"{shown_size(stats.capacity_bytes)}>"
+        )
+
+    def reopen_by(self, advice: str) -> None:
+        """What errors say to do once this namespace is closed."""
+        self._handle.reopen = advice
+
+    # ---- as a mapping of keys to values
+
+    def __contains__(self, key: Any) -> bool:
+        """As `exists`."""
+        return self.exists(key)
+
+    def __len__(self) -> int:
+        """How many values there are, of both classes."""
+        return self.stats().entries
+
+    def __bool__(self) -> bool:
+        """True: an empty namespace is one, too."""
+        return True
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The keys, as `list` gives them: those that change meanwhile may be missed or seen
+        twice."""
+        return (entry.key for entry in self.list())
+
+    def __getitem__(self, key: Any) -> ByteArray:
+        """As `get`. KeyError: there is no such key."""
+        found = self.get(key)
+        if found is None:
+            raise KeyError(key)
+        return found
+
+    def __setitem__(self, key: Any, data: Buffer) -> None:
+        """Stores data as class reuse; another value of that key goes first, so that there is none
+        for a moment. Raises unless it is stored. NoSpace, BackPressure: as Ticket.result.
+        HiFCError: admission declined to write it, which `put` answers as REJECTED."""
+        name = key_bytes(key)
+        memory = memory_of(data)
+        doing = f"put of key {name.hex()} on {self.uri}"
+        for _ in range(SET_TRIES):
+            answer = self.put(name, data)
+            if answer == Answer.OK:
+                return
+            if answer != Answer.EXISTS:
+                break
+            if self.is_value(name, memory.array(memory.size_bytes)):
+                return
+            self.delete(name)
+        if answer == Answer.NO_SPACE:
+            raise NoSpace(
+                f"{doing}: nothing that may be evicted is left; delete swap entries, release "
+                "leases or use a larger device"
+            )
+        if answer == Answer.REJECTED:
+            raise HiFCError(
+                f'{doing}: admission declined to write it; open it with admission="always", or '
+                "use put, which answers REJECTED"
+            )
+        raise BackPressure(f"{doing}: still {answer.name}; try again once other writers are done")
+
+    def __delitem__(self, key: Any) -> None:
+        """As `delete`. KeyError: there is no such key."""
+        if not self.delete(key):
+            raise KeyError(key)
 
     # ---- memory
 
@@ -203,8 +285,10 @@ class Namespace(State, Scoped):
         """The value as a uint8 array of shape (length,), or None on a miss.
 
         out: memory to read into, at least as long as the value; the result is then a view of
-        it. A pending key is waited for, at most PENDING_WAIT_S. CorruptionError: a swap value
-        that does not match its checksum.
+        it. Without out the result is pool memory, read without a copy and freed with its last
+        view, as long as half of the pool stays free; then it is other memory and costs a copy,
+        which `stats().bounce_bytes` counts. It stays valid after close. A pending key is waited
+        for, at most PENDING_WAIT_S. CorruptionError: a swap value that does not match its checksum.
         """
         name = key_bytes(key)
         target = None if out is None else memory_of(out)
@@ -237,27 +321,33 @@ class Namespace(State, Scoped):
         if answer != Answer.OK:
             return Answer.PENDING
         try:
-            return self._read(name, memory_of(np.empty(length, dtype=np.uint8)))
+            return self._read(name, memory_of(self._result(length)))
         except InvalidRequest as error:
             if error.code != -errno.EMSGSIZE:
                 raise
             return Answer.PENDING  # it became longer since the look-up
+
+    def _result(self, length_bytes: int) -> ByteArray:
+        """Memory for a result: of the pool where there is enough of it."""
+        found = self._handle.result_buffer(length_bytes)
+        return np.empty(length_bytes, dtype=np.uint8) if found is None else found
 
     def get_range(
         self, key: Any, offset_bytes: int, length_bytes: int, out: Buffer | None = None
     ) -> ByteArray | None:
         """Bytes [offset_bytes, offset_bytes + length_bytes) of a value; None on a miss.
 
-        Verified by the parts that the range touches. InvalidRequest: it exceeds the value.
+        Verified by the parts that the range touches. out: as for `get`. InvalidRequest: it exceeds
+        the value.
         """
         length_bytes = checking.whole("this is no range: length_bytes", length_bytes, 1)
         offset_bytes = checking.whole("this is no range: offset_bytes", offset_bytes, 0)
         if not 0 <= offset_bytes <= layouts.VALUE_MAX_BYTES - length_bytes:
             raise InvalidRequest(f"get_range: [{offset_bytes}, +{length_bytes}) is no range")
-        target = memory_of(np.empty(length_bytes, dtype=np.uint8) if out is None else out)
+        name = key_bytes(key)
+        target = memory_of(self._result(length_bytes) if out is None else out)
         if target.size_bytes < length_bytes:
             raise InvalidRequest(f"out has {target.size_bytes} bytes, fewer than {length_bytes}")
-        name = key_bytes(key)
         return self._await_known(name, lambda: self._read(name, target, offset_bytes, length_bytes))
 
     def delete(self, key: Any) -> bool:
@@ -302,20 +392,44 @@ class Namespace(State, Scoped):
         requests["length"] = placement.sizes
         return self._submit_placed(requests, placement)
 
-    def get_many(self, keys: Keys, buffers: Any) -> Ticket:
+    def get_many(self, keys: Keys, buffers: Any = None) -> Ticket:
         """Reads whole values into one buffer a key, each at least as long as its value.
 
         The ticket's `requests["value_length"]` holds the lengths. A miss leaves its buffer as
         it was, a corrupt value leaves zeros, a buffer that is too small is an error of its key.
+        Without buffers memory is made as for `get`, and the ticket's `values` are the results; a
+        key whose value came, or became longer, during the call is answered Retry. Keys for which
+        pool or queues have no room are answered Retry.
         """
         names = keys_array(keys)
+        if buffers is None:
+            return self._get_values(names)
+        return self._get_many(names, buffers)
+
+    def _get_many(
+        self,
+        names: KeyArray,
+        buffers: Any,
+        capacities: npt.NDArray[np.uint32] | None = None,
+    ) -> Ticket:
         placement = batch.place(self._handle, buffers, len(names), writable=True)
         requests = make_requests(len(names), Op.GET)
         requests["key"] = names
-        requests["capacity"] = placement.sizes
+        requests["capacity"] = placement.sizes if capacities is None else capacities
+        copy_out = batch.copy_out if capacities is None else _copy_values
         return self._submit_placed(
-            requests, placement, functools.partial(batch.copy_out, self._handle, placement)
+            requests, placement, functools.partial(copy_out, self._handle, placement)
         )
+
+    def _get_values(self, names: KeyArray) -> Ticket:
+        """get_many into memory made here. Keys that look-up does not know are asked for all the
+        same, with room for nothing, so that their miss is counted."""
+        lengths = np.zeros(len(names), dtype=np.uint32)
+        known = self.lookup(names, lengths) == Answer.OK
+        lengths[~known] = 0
+        nothing = np.empty(1, dtype=np.uint8) if known.all() else self._result(1)
+        outs = [self._result(length) if length else nothing for length in lengths.tolist()]
+        return self._get_many(names, outs, lengths).give(outs)
 
     def submit(self, requests: npt.NDArray[np.void]) -> Ticket:
         """Submits prepared requests (`hifc.make_requests`): the hot path, one call a batch.
@@ -387,3 +501,13 @@ class Namespace(State, Scoped):
     def abort(self, reservation: Reservation) -> None:
         """Gives the room of a reservation back."""
         self._call(Request(op=Op.ABORT, handle=reservation.handle))
+
+
+def _copy_values(
+    handle: Handle, placement: batch.Placement, requests: npt.NDArray[np.void]
+) -> None:
+    """After a get into memory of ours. What turned out longer than look-up had said is not an
+    error of the caller: it is to be asked for again."""
+    status = requests["status"]
+    status[status == -errno.EMSGSIZE] = Answer.RETRY
+    batch.copy_out(handle, placement, requests)

@@ -90,7 +90,7 @@ def _format(config: Config, force: bool) -> None:
 
 
 def _open(config: Config, bar: BarProvider | None) -> Namespace:
-    return Namespace.open(
+    namespace = Namespace.open(
         config.device,
         read_only=config.read_only,
         drive=config.drive,
@@ -110,3 +110,5 @@ def _open(config: Config, bar: BarProvider | None) -> Namespace:
         staging_size=config.swap_buffer_size,
         bar=bar,
     )
+    namespace.reopen_by("make a new hifc.HiFC with the same configuration")
+    return namespace

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hifc.blocks import BlockKeys
-from hifc.errors import InvalidRequest
+from hifc.errors import InvalidRequest, NoSpace
 from hifc.layer_plan import round_up
 from hifc.recompute import Watch
 from hifc.request import Answer, KeyArray, Op, make_requests
@@ -83,9 +83,23 @@ def load(stream: KVStream, tokens: Tokens, watch: Watch) -> int:
 
 
 def forget(stream: KVStream, tokens: Tokens) -> None:
-    """Deletes what is stored of tokens: their full blocks and the partial one after them."""
+    """Deletes what is stored of tokens: their full blocks and the partial one after them.
+
+    Raises unless all of it is gone. NoSpace: the device has no room to note that they are.
+    """
     _check(stream, tokens)
-    discard(stream.namespace, Op.DELETE, "key", stream.scheme.keys(tokens).array())
+    names = stream.scheme.keys(tokens).array()
+    requests = make_requests(len(names), Op.DELETE)
+    requests["key"] = names
+    namespace = stream.namespace
+    settle_answers(namespace, namespace.submit(requests), requests, "forget_prefix")
+    left = int((requests["status"] == Answer.NO_SPACE).sum())
+    if left:
+        raise NoSpace(
+            f"forget_prefix on {namespace.uri}: {left} of {len(names)} blocks are still there, as "
+            "nothing that may be evicted is left; delete swap entries, release leases or use a "
+            "larger device"
+        )
 
 
 def _check(stream: KVStream, tokens: Tokens) -> None:

@@ -38,6 +38,9 @@ __all__ = [
 KeyArray: TypeAlias = npt.NDArray[np.uint8]  # shape (n, 16)
 Keys: TypeAlias = Any  # (n, 16) uint8 array or a sequence of 16-byte keys
 
+_OF_TEXT = "hifc.key(...) makes one of any text or bytes"
+_OF_TOKENS = "hifc.KeyScheme makes keys of tokens"
+
 # Flag of put and write: raw part checksums are given; of get: they are wanted. See hifc.h.
 F_CHECKSUMS = 0x1
 
@@ -55,7 +58,12 @@ class Op(enum.IntEnum):
 
 
 class Answer(enum.IntEnum):
-    """How a request ended where no error ended it (C: enum hifc_answer). OK is 0."""
+    """How a request ended where no error ended it (C: enum hifc_answer).
+
+    An answer is true where the value is there afterwards: OK and EXISTS. All others are false, so
+    `if namespace.put(key, value):` means what it says, although OK is 0. str() gives the name.
+    In arrays of answers, such as `ticket.answers`, there are plain numbers: compare those.
+    """
 
     OK = 0
     MISS = 1  # no such key, or its bytes were quarantined
@@ -65,6 +73,15 @@ class Answer(enum.IntEnum):
     RETRY = 5  # a bounded queue is full: try again after completions
     NO_SPACE = 6  # nothing that may be evicted is left
     IN_FLIGHT = 7  # not completed yet
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __format__(self, spec: str) -> str:
+        return format(int(self), spec) if spec else self.name
+
+    def __bool__(self) -> bool:
+        return self.value in (0, 2)  # OK, EXISTS
 
 
 class BlockClass(enum.IntEnum):
@@ -118,19 +135,16 @@ def key_bytes(key: Any) -> bytes:
         if key.dtype != np.uint8 or key.ndim != 1:
             raise InvalidRequest(
                 f"a key is 16 bytes or a uint8 array of shape (16,), not an array of shape "
-                f"{key.shape} of {key.dtype}"
+                f"{key.shape} of {key.dtype}; {_OF_TOKENS}"
             )
         raw = key.tobytes()
     elif isinstance(key, bytearray | memoryview):
         raw = bytes(key)
     else:
-        raise InvalidRequest(
-            f"a key is 16 bytes, not {type(key).__name__}; hifc.KeyScheme makes keys from tokens"
-        )
+        advice = _OF_TOKENS if isinstance(key, list | tuple) else _OF_TEXT
+        raise InvalidRequest(f"a key is 16 bytes, not {type(key).__name__}; {advice}")
     if len(raw) != KEY_BYTES:
-        raise InvalidRequest(
-            f"a key is 16 bytes, not {len(raw)}; hifc.KeyScheme makes keys from tokens"
-        )
+        raise InvalidRequest(f"a key is 16 bytes, not {len(raw)}; {_OF_TEXT}")
     return raw
 
 

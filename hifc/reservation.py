@@ -39,7 +39,7 @@ class Reservation(Scoped):
         self.key = bytes(request.key)
         self.length_bytes = int(request.length)
         self.answer = Answer.RETRY  # OK, or why there is no reservation: EXISTS, PENDING, ...
-        handle.collect()
+        handle.ready()
         held = ctypes.c_uint64.from_buffer(request, Request.handle.offset)
         self._drop = functools.partial(handle.lib.hifc_reservation_drop, handle.pointer, held)
         handle.loans.enter(self, self._drop, request)
@@ -91,7 +91,7 @@ class Lease(Scoped):
         # int32 of shape (n,): OK, MISS or PENDING per key
         self.answers: npt.NDArray[np.int32] = np.empty(len(names), dtype=np.int32)
         lib, pointer = handle.lib, handle.pointer
-        handle.collect()
+        handle.ready()
         handle.loans.enter(self, functools.partial(lib.hifc_lease_release, pointer, self._lease))
         lib.hifc_lease(
             pointer,

@@ -121,7 +121,6 @@ class State(Calls):
     def stats(self) -> NamespaceStats:
         """Counters since open, sizes as of now."""
         raw = layouts.Stats()
-        self._handle.collect()
         self._inside("hifc_stats", ctypes.byref(raw))
         return stats_of(raw, self._handle.bounce_bytes)
 

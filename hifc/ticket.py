@@ -20,14 +20,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hifc.errors import BackPressure, ConfigError, Detail, error_of
+from hifc.errors import (
+    BackPressure,
+    ConfigError,
+    Detail,
+    HiFCError,
+    InvalidRequest,
+    NoSpace,
+    WaitTimeout,
+    error_of,
+)
 from hifc.handle import WAIT_SLICE_US, Handle
 from hifc.layouts import TicketInfo
-from hifc.request import Answer, KeyArray
+from hifc.memory import ByteArray
+from hifc.request import Answer, KeyArray, Op
 
 
 class Ticket:
-    """Made by Namespace.submit, put_many and get_many."""
+    """Made by Namespace.submit, put_many and get_many.
+
+    `ticket.result()`, or `await ticket`, waits and raises what went wrong; `ticket.wait()` only
+    waits.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -39,6 +53,7 @@ class Ticket:
         "_loan",
         "_lock",
         "_on_done",
+        "_outs",
         "_requests",
         "_ticket",
     )
@@ -57,13 +72,14 @@ class Ticket:
         self._handle = handle
         self._requests = requests
         self._on_done = on_done
+        self._outs: list[ByteArray] | None = None
         self._info = TicketInfo()
         self._finished = False
         self._awaited = False
         self._lock = threading.RLock()
         self._cell = ctypes.c_void_p()
         self._ticket = ctypes.byref(self._cell)
-        handle.collect()
+        handle.ready()
         self._loan = handle.loans.enter(
             self, functools.partial(handle.drop_ticket, self._ticket, 0), (requests, sent, keep)
         )
@@ -89,8 +105,8 @@ class Ticket:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until done, at most timeout_s seconds (None: bounded by the command timeout).
 
-        Returns True when done, False when the time ran out. Errors of single requests do not
-        raise here: see `raise_for_errors`.
+        Returns True when done, False when the time ran out. It only waits: True says nothing of
+        how the requests ended, and none of their errors raises here. See `result`.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._finished:
@@ -108,7 +124,8 @@ class Ticket:
         return True
 
     def __await__(self) -> Generator[Any, None, Ticket]:
-        """`await ticket` in asyncio; returns the ticket. ConfigError with drive="inline"."""
+        """`await ticket` in asyncio: waits and returns the ticket, or raises what `result` raises.
+        ConfigError with drive="inline"."""
         return self._wait_async().__await__()
 
     async def _wait_async(self) -> Ticket:
@@ -129,7 +146,7 @@ class Ticket:
                 await ready.wait()
             finally:
                 loop.remove_reader(awaited.fileno())
-        return self
+        return self.result()
 
     def _event(self) -> select.epoll | None:
         """A descriptor that becomes readable when the batch is done; None if it is."""
@@ -164,6 +181,35 @@ class Ticket:
         """Keys, shape (m, 16), whose request ended in an error."""
         return self._requests["key"][self._requests["status"] < 0]
 
+    def give(self, outs: list[ByteArray]) -> Ticket:
+        """What get_many calls with the memory that it made for the results, one array a key."""
+        self._outs = outs
+        return self
+
+    @property
+    def values(self) -> list[ByteArray | None]:
+        """Of get_many without buffers: the value of each key as a uint8 array, None for a key that
+        has none or whose request failed (`result` raises then). Waits.
+
+        InvalidRequest: another batch, whose values are in the caller's own buffers.
+        """
+        if self._outs is None:
+            raise InvalidRequest(
+                "values: only get_many(keys) without buffers makes arrays for them; with buffers "
+                'they are there, requests["value_length"] bytes of each'
+            )
+        self.wait()
+        requests = self._requests
+        return [
+            out[:length] if status == Answer.OK else None
+            for out, length, status in zip(
+                self._outs,
+                requests["value_length"].tolist(),
+                requests["status"].tolist(),
+                strict=True,
+            )
+        ]
+
     @property
     def bytes(self) -> int:
         """Bytes moved so far for requests that ended OK."""
@@ -179,27 +225,83 @@ class Ticket:
         """True if the batch is done and every request was answered OK."""
         return self.done() and not self._requests["status"].any()
 
+    def result(self, timeout_s: float | None = None) -> Ticket:
+        """Waits, then raises unless every request did what it was asked for. Returns the ticket.
+
+        An error of a request is raised as by `raise_for_errors`. NoSpace: a value was not written,
+        or not deleted, since nothing that may be evicted is left. BackPressure: a request was
+        answered RETRY (queues or pool had no room for it) or PENDING (another writer has the key,
+        or its batch is in flight); submit those again. EXISTS, MISS and REJECTED are values, which
+        `answers` holds. A note on the error tells how many requests it concerns. WaitTimeout:
+        timeout_s seconds ran out before the batch was done; None is bounded by the command timeout.
+        """
+        if not self.wait(timeout_s):
+            raise WaitTimeout(
+                f"a batch of {self._requests.size} requests on {self._handle.uri} is not done "
+                f"after {timeout_s} s; it goes on: wait for the ticket again"
+            )
+        self.raise_for_errors()
+        status = self._requests["status"]
+        refused = np.flatnonzero(status == Answer.NO_SPACE)
+        if refused.size:
+            raise self._noted(
+                NoSpace(
+                    f"{self._doing(refused)} on {self._handle.uri}: nothing that may be evicted "
+                    "is left; delete swap entries, release leases or use a larger device"
+                ),
+                refused,
+            )
+        refused = np.flatnonzero((status == Answer.RETRY) | (status == Answer.PENDING))
+        if refused.size:
+            raise self._noted(
+                BackPressure(
+                    f"{self._doing(refused)} on {self._handle.uri}: answered "
+                    f"{Answer(int(status[refused[0]]))}; submit those keys again once other "
+                    "requests have ended, in smaller batches, or open it with a larger pool_size"
+                ),
+                refused,
+            )
+        return self
+
     def raise_for_errors(self) -> Ticket:
-        """Waits, then raises the first error of a request, if there was one. Answers such as
-        Miss or Retry are no errors. Returns the ticket."""
+        """Waits, then raises the first error of a request, if there was one. Returns the ticket.
+
+        Answers such as MISS, RETRY or NO_SPACE are not errors here: see `result`.
+        """
         self.wait()
         status = self._requests["status"]
         failed = np.flatnonzero(status < 0)
         if failed.size == 0:
             return self
-        first = int(failed[0])
         detail: Detail = self._info.first_error.detail()
-        code = detail.code if detail.code < 0 else int(status[first])
-        key = self._requests["key"][first].tobytes().hex()
+        code = detail.code if (status == detail.code).any() else int(status[failed[0]])
         error = error_of(code, detail, doing="request", where=self._handle.uri)
-        error.add_note(f"{failed.size} of {status.size} requests failed; the first has key {key}")
-        raise error
+        raise self._noted(error, failed)
+
+    def _doing(self, which: npt.NDArray[np.intp]) -> str:
+        """What the first of these requests was to do."""
+        request = self._requests[which[0]]
+        return f"{Op(int(request['op'])).name.lower()} of key {request['key'].tobytes().hex()}"
+
+    def _noted(self, error: HiFCError, which: npt.NDArray[np.intp]) -> HiFCError:
+        """The error, with how many requests it concerns."""
+        key = self._requests["key"][which[0]].tobytes().hex()
+        count = self._requests.size
+        error.add_note(f"{which.size} of {count} requests failed; the first has key {key}")
+        return error
 
     def __repr__(self) -> str:
         status = self._requests["status"]
         left = int((status == Answer.IN_FLIGHT).sum())
-        state = f"{left} of {status.size} in flight" if left else f"{status.size} done"
-        return f"<Ticket {state}>"
+        parts = [f"{left} of {status.size} in flight" if left else f"{status.size} done"]
+        failed = int((status < 0).sum())
+        if failed:
+            parts.append(f"{failed} failed")
+        for answer in Answer:
+            count = int((status == answer).sum())
+            if count and answer not in (Answer.OK, Answer.IN_FLIGHT):
+                parts.append(f"{count} {answer}")
+        return f"<Ticket {', '.join(parts)}>"
 
     # ---- taking over what libhifc knows
 

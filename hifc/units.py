@@ -77,6 +77,14 @@ def format_size(size_bytes: int) -> str:
     return str(size_bytes)
 
 
+def shown_size(size_bytes: float) -> str:
+    """For people, to three digits, e.g. "1.25 GiB"."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if size_bytes >= _UNITS[unit]:
+            return f"{size_bytes / _UNITS[unit]:.3g} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
 def page_up(size_bytes: int) -> int:
     """size_bytes rounded up to whole pages of 4 KiB."""
     return -(-size_bytes // 4096) * 4096

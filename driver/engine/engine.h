@@ -167,6 +167,8 @@ uint8_t *hifc_pools_resolve_lent(struct hifc_pools *pools, uint32_t pool, uint64
                                  uint64_t bytes);
 void hifc_pools_usage(const struct hifc_pools *pools, uint64_t *used_bytes, uint64_t *peak_bytes,
                       uint64_t *size_bytes);
+/* What the caller's buffers hold. */
+uint64_t hifc_pools_lent_bytes(struct hifc_pools *pools);
 /* True where pool 0 is of huge pages, false where it fell back to ordinary ones. */
 bool hifc_pools_huge(const struct hifc_pools *pools);
 

@@ -464,6 +464,14 @@ void hifc_pools_usage(const struct hifc_pools *pools, uint64_t *used_bytes, uint
     *size_bytes = pools->region.size_bytes;
 }
 
+uint64_t hifc_pools_lent_bytes(struct hifc_pools *pools)
+{
+    pthread_mutex_lock(&pools->mutex);
+    uint64_t lent_bytes = pools->lent_bytes;
+    pthread_mutex_unlock(&pools->mutex);
+    return lent_bytes;
+}
+
 bool hifc_pools_huge(const struct hifc_pools *pools)
 {
     return pools->region.huge;

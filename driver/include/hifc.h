@@ -201,6 +201,8 @@ HIFC_API int hifc_close(struct hifc_ns *ns);
  * it is the library's). -EAGAIN: it is, and buffers of abandoned requests will come back. */
 HIFC_API int hifc_buffer_alloc(struct hifc_ns *ns, uint64_t size_bytes, uint64_t *offset);
 HIFC_API int hifc_buffer_free(struct hifc_ns *ns, uint64_t offset);
+/* Bytes of pool 0 that buffers hold. */
+HIFC_API uint64_t hifc_pool_lent(struct hifc_ns *ns);
 HIFC_API void *hifc_pool_base(struct hifc_ns *ns, uint32_t pool, uint64_t *size_bytes);
 /* Makes memory of the caller a pool. The device must be able to reach it: spdk devices want whole
  * 2 MiB, of huge pages or, on PCIe, of another device's BAR; others page alignment. Unregister waits

@@ -31,6 +31,12 @@ HIFC_API int hifc_buffer_alloc(struct hifc_ns *ns, uint64_t size_bytes, uint64_t
     return error ? error : hifc_pools_lend(ns->pools, size_bytes, offset);
 }
 
+HIFC_API uint64_t hifc_pool_lent(struct hifc_ns *ns)
+{
+    struct hifc_ns *visit NS_VISIT = NULL;
+    return ns_enter(ns, &visit) == 0 ? hifc_pools_lent_bytes(ns->pools) : 0;
+}
+
 /* Also once the namespace was shut down: its pool is there as long as a buffer is lent. */
 HIFC_API int hifc_buffer_free(struct hifc_ns *ns, uint64_t offset)
 {

@@ -13,7 +13,17 @@ import pytest
 import torch
 
 import kv_models as kv
-from hifc import ConfigError, CorruptionError, HiFC, HiFCError, InvalidRequest, Namespace, streaming
+from hifc import (
+    Answer,
+    ConfigError,
+    CorruptionError,
+    HiFC,
+    HiFCError,
+    InvalidRequest,
+    Namespace,
+    NoSpace,
+    streaming,
+)
 from hifc.integrations.identity import identity_of
 
 PROMPT = kv.tokens(100)
@@ -175,6 +185,28 @@ def test_forgotten_prefix_is_gone(namespace: Namespace) -> None:
     assert cache.load_prefix(PROMPT) == 0
     cache.forget_prefix(PROMPT[:, :40])
     assert left.key not in {entry.key for entry in namespace.list()}
+
+
+def test_a_prefix_that_could_not_be_forgotten_is_told(
+    namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = kv.model()
+    cache = kv.cache_of(namespace, network, 260)
+    network(PROMPT, cache=cache)
+    cache.save_prefix(PROMPT)
+    submit = namespace.submit
+
+    def full(requests: Any) -> Any:
+        ticket = submit(requests)
+        ticket.wait()
+        requests["status"][1:] = Answer.NO_SPACE
+        return ticket
+
+    with monkeypatch.context() as patch:
+        patch.setattr(namespace, "submit", full)
+        with pytest.raises(NoSpace, match="3 of 4 blocks are still there"):
+            cache.forget_prefix(PROMPT)
+    cache.close()
 
 
 def test_prompts_are_kept_where_the_configuration_says_so() -> None:

@@ -17,12 +17,15 @@ import pytest
 
 from hifc import (
     Answer,
+    BackPressure,
     BlockClass,
     BufferExhausted,
     ClosedError,
     EventKind,
+    HiFCError,
     InvalidRequest,
     Namespace,
+    NoSpace,
     Op,
     make_requests,
 )
@@ -175,8 +178,148 @@ def test_any_other_buffer_costs_one_counted_bounce(ns: Namespace) -> None:
     data = value(5, 64 << 10)
     ns.put(key(1), data)
     assert ns.stats().bounce_bytes == data.size
-    ns.get(key(1))
+    ns.get(key(1), out=np.empty(data.size, np.uint8))
     assert ns.stats().bounce_bytes == 2 * data.size
+
+
+def test_a_result_is_pool_memory(ns: Namespace) -> None:
+    data = value(5, 64 << 10)
+    ns.put(key(1), data, parts=16)
+    before, used = ns.stats().bounce_bytes, ns.stats().buffer_used_bytes
+    whole, part = ns.get(key(1)), ns.get_range(key(1), 4096, 8192)
+    assert whole.tobytes() == data.tobytes()
+    assert part.tobytes() == data[4096:12288].tobytes()
+    assert ns.offset(whole) >= 0
+    assert ns.stats().bounce_bytes == before, "it was read where it is"
+    assert ns.stats().buffer_used_bytes >= used + whole.size + part.size
+    del whole, part
+    gc.collect()
+    assert ns.stats().buffer_used_bytes <= used
+
+
+def test_results_that_are_kept_leave_half_of_the_pool(ns: Namespace) -> None:
+    """Who collects values can go on putting and getting, whatever the size of the pool."""
+    data = value(5, 1 << 20)
+    ns.put(key(1), data)
+    size = ns.stats().buffer_size_bytes
+    before = ns.stats().bounce_bytes
+    kept = [ns.get(key(1)) for _ in range(2 * size // data.size)]
+    assert all((one == data).all() for one in kept)
+    bounced = ns.stats().bounce_bytes - before
+    assert 0 < bounced < len(kept) * data.size, "the first ones are pool memory, not the others"
+    assert ns.stats().buffer_used_bytes < 0.6 * size
+    others = [value(number, 1 << 20) for number in range(5)]
+    ns.put_many(keys_of(5, 2), others).result()
+    out = np.empty((5, 1 << 20), np.uint8)
+    ns.get_many(keys_of(5, 2), out).result()
+    assert (out == others).all()
+
+
+def test_a_result_outlives_the_namespace(device: Opener) -> None:
+    ns = device.open()
+    ns.put(key(1), value(5, 64 << 10))
+    whole = ns.get(key(1))
+    many = ns.get_many([key(1)]).result().values
+    ns.close()
+    assert (whole == value(5, 64 << 10)).all()
+    assert (many[0] == whole).all()
+    del whole, many
+    gc.collect()
+    assert not ns._handle._kept
+
+
+# ---- as a mapping
+
+
+def test_a_namespace_is_a_mapping(ns: Namespace) -> None:
+    assert len(ns) == 0
+    assert ns, "an empty namespace is one, too"
+    ns[key(1)] = b"one"
+    ns[key(2)] = value(2, 10_000)
+    ns[key(2)] = value(2, 10_000)
+    assert key(1) in ns
+    assert key(3) not in ns
+    assert len(ns) == 2
+    assert set(ns) == {key(1), key(2)}
+    assert bytes(ns[key(1)]) == b"one"
+    assert (ns[key(2)] == value(2, 10_000)).all()
+    ns[key(1)] = b"another"
+    assert bytes(ns[key(1)]) == b"another"
+    ns.put(key(4), b"swap", cls="swap")
+    ns[key(4)] = b"as reuse"
+    assert bytes(ns[key(4)]) == b"as reuse"
+    del ns[key(1)], ns[key(4)]
+    for change in (ns.__getitem__, ns.__delitem__):
+        with pytest.raises(KeyError):
+            change(key(1))
+    assert set(ns) == {key(2)}
+    assert "1 entries" in repr(ns)
+    ns.close()
+    assert repr(ns).endswith("closed>")
+
+
+def test_item_assignment_never_fails_in_silence(
+    ns: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for answer, error, match in (
+        (Answer.NO_SPACE, NoSpace, "nothing that may be evicted"),
+        (Answer.REJECTED, HiFCError, "admission declined"),
+        (Answer.RETRY, BackPressure, "still RETRY"),
+        (Answer.PENDING, BackPressure, "still PENDING"),
+    ):
+        monkeypatch.setattr(ns, "put", lambda *_arguments, answer=answer: answer)
+        with pytest.raises(error, match=match):
+            ns[key(1)] = b"value"
+
+
+# ---- many values without buffers
+
+
+def test_get_many_makes_its_buffers(ns: Namespace) -> None:
+    sizes = [1, 4096, 16_384, 368_640]
+    ns.put_many(keys_of(4), [value(i, size) for i, size in enumerate(sizes)]).result()
+    before = ns.stats()
+    ticket = ns.get_many([key(9), *keys_of(4), key(8), key(0)]).result()
+    assert [None if one is None else one.size for one in ticket.values] == [None, *sizes, None, 1]
+    for number, found in enumerate(ticket.values[1:5]):
+        assert found is not None
+        assert (found == value(number, sizes[number])).all()
+    after = ns.stats()
+    assert after.miss_count == before.miss_count + 2
+    assert after.bounce_bytes <= before.bounce_bytes + 2, "but for what is less than a page"
+    assert ns.get_many([]).result().values == []
+    assert ns.get_many([key(9)]).result().values == [None]
+    with pytest.raises(InvalidRequest, match="without buffers"):
+        _ = ns.get_many([key(0)], [bytearray(1)]).values
+
+
+def test_a_batch_larger_than_half_of_the_pool_comes_in_part_elsewhere(ns: Namespace) -> None:
+    data = value(5, 1 << 20)
+    ns.put(key(1), data)
+    room = ns.stats().buffer_size_bytes // data.size
+    ticket = ns.get_many([key(1)] * (room - 4)).result()
+    assert all((one == data).all() for one in ticket.values if one is not None)
+    assert None not in [type(one) for one in ticket.values]
+    with pytest.raises(BackPressure, match="smaller batches"):
+        ns.get_many([key(1)] * (4 * room)).result()
+
+
+def test_what_comes_during_a_get_many_is_to_be_asked_for_again(
+    ns: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ns.put(key(1), b"longer than it was")
+    ns.put(key(2), b"not known to the look-up")
+
+    def lookup(keys: Any, lengths: Any) -> Any:
+        lengths[:] = [3, 0]
+        return np.array([Answer.OK, Answer.MISS], np.int32)
+
+    monkeypatch.setattr(ns, "lookup", lookup)
+    ticket = ns.get_many([key(1), key(2)])
+    with pytest.raises(BackPressure, match="RETRY"):
+        ticket.result()
+    assert ticket.answers.tolist() == [Answer.RETRY, Answer.RETRY]
+    assert ticket.values == [None, None]
 
 
 def test_a_view_off_the_page_is_bounced(ns: Namespace) -> None:
