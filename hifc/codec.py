@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors to bytes and back, exactly: float32, float16, bfloat16 and the quantised 8-bit kinds.
+"""Tensors to bytes and back, exactly: numpy arrays and torch tensors of plain numbers.
 
 An encoded tensor is its payload, zeroes up to whole pages where it takes a page or more, and in its
 last 128 bytes a trailer with dtype, shape and compression. So the payload begins on the page of its
-buffer and the whole moves by DMA, the last page included.
+buffer and the whole moves by DMA, the last page included. docs/format.md has the byte map.
 
-    0    magic "HIFCTENS"          24   ndim u32
-    8    version u32               28   reserved u32
-    12   dtype code u32            32   payload bytes u64, as stored
-    16   compression code u32      40   raw bytes u64
-    20   flags u32 (1: torch)      48   shape, 10 x u64
+A payload is the items in C order, each little-endian. What numpy or torch keep beside the bytes
+(another byte order, a mask, scales of a quantised tensor, a conjugation not carried out yet) is
+carried out first, or the tensor is refused: nothing comes back that is not equal.
 
 Numpy knows no bfloat16: such data is an array of uint16 with dtype="bfloat16".
 """
@@ -48,14 +46,31 @@ class TypeHandler:
     name: str
     code: int
     array_dtype: np.dtype[Any]
+    in_numpy: bool = True  # False: a dtype of torch alone
 
 
+# The codes stand on devices: they are never given to another dtype.
 _HANDLERS = (
     TypeHandler("float32", 1, np.dtype("<f4")),
     TypeHandler("float16", 2, np.dtype("<f2")),
-    TypeHandler("bfloat16", 3, np.dtype("<u2")),
+    TypeHandler("bfloat16", 3, np.dtype("<u2"), in_numpy=False),
     TypeHandler("int8", 4, np.dtype("i1")),
     TypeHandler("uint8", 5, np.dtype("u1")),
+    TypeHandler("float64", 6, np.dtype("<f8")),
+    TypeHandler("int16", 7, np.dtype("<i2")),
+    TypeHandler("uint16", 8, np.dtype("<u2")),
+    TypeHandler("int32", 9, np.dtype("<i4")),
+    TypeHandler("uint32", 10, np.dtype("<u4")),
+    TypeHandler("int64", 11, np.dtype("<i8")),
+    TypeHandler("uint64", 12, np.dtype("<u8")),
+    TypeHandler("bool", 13, np.dtype("?")),
+    TypeHandler("complex64", 14, np.dtype("<c8")),
+    TypeHandler("complex128", 15, np.dtype("<c16")),
+    TypeHandler("float8_e4m3fn", 16, np.dtype("u1"), in_numpy=False),
+    TypeHandler("float8_e5m2", 17, np.dtype("u1"), in_numpy=False),
+    TypeHandler("float8_e4m3fnuz", 18, np.dtype("u1"), in_numpy=False),
+    TypeHandler("float8_e5m2fnuz", 19, np.dtype("u1"), in_numpy=False),
+    TypeHandler("float8_e8m0fnu", 20, np.dtype("u1"), in_numpy=False),
 )
 HANDLERS = {handler.name: handler for handler in _HANDLERS}
 _BY_CODE = {handler.code: handler for handler in _HANDLERS}
@@ -156,25 +171,25 @@ def _is_torch(tensor: Any) -> bool:
 def describe(tensor: Any, dtype: str | None = None) -> TensorInfo:
     """What will be stored for a numpy array or a torch tensor on the CPU, uncompressed.
 
-    dtype: "bfloat16" for a uint16 array that holds bfloat16.
+    dtype: "bfloat16" for a uint16 array that holds bfloat16. InvalidRequest: not a tensor, or one
+    whose bytes do not tell all of it, with what to do.
     """
     if not (dtype is None or isinstance(dtype, str)):
         raise InvalidRequest(f"dtype is the name of a type, not {type(dtype).__name__}")
     if _is_torch(tensor):
-        name = str(tensor.dtype).removeprefix("torch.")
+        name = _torch_name(tensor)
     elif isinstance(tensor, np.ndarray):
-        name = tensor.dtype.name
-        if dtype == "bfloat16" and tensor.dtype == np.uint16:
+        name = _numpy_name(tensor)
+        if dtype == "bfloat16" and name == "uint16":
             name = "bfloat16"
     else:
         raise InvalidRequest(
             f"{type(tensor).__name__} is no tensor: give a numpy array or a torch tensor"
         )
-    if name not in HANDLERS or (dtype is not None and dtype != name):
-        wanted = f" as {dtype}" if dtype is not None else ""
+    if dtype is not None and dtype != name:
         raise InvalidRequest(
-            f"a tensor of {name}{wanted} cannot be stored: {', '.join(HANDLERS)} can "
-            '(bfloat16 in numpy: uint16 with dtype="bfloat16")'
+            f"a tensor of {name} cannot be stored as {dtype}: leave dtype out, or convert it "
+            '(dtype="bfloat16" takes an array of uint16)'
         )
     shape = tuple(int(size) for size in tensor.shape)
     if len(shape) > _DIMENSIONS_MAX:
@@ -182,6 +197,47 @@ def describe(tensor: Any, dtype: str | None = None) -> TensorInfo:
     handler = HANDLERS[name]
     raw = int(np.prod(shape, dtype=np.int64)) * handler.array_dtype.itemsize
     return TensorInfo(handler, shape, raw, raw, 0, _is_torch(tensor))
+
+
+def _numpy_name(array: npt.NDArray[Any]) -> str:
+    """The name of an array's dtype. InvalidRequest: its bytes alone are not the array."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise InvalidRequest(
+            "a masked array cannot be stored, its mask would be lost: store array.filled(...), or "
+            "array.data and array.mask"
+        )
+    dtype = array.dtype
+    handler = HANDLERS.get(dtype.name)
+    if handler is not None and handler.in_numpy and dtype.newbyteorder("=") == handler.array_dtype:
+        return dtype.name
+    if dtype.hasobject:
+        advice = "it holds Python objects: convert it, as in array.astype(np.float32)"
+    elif dtype.kind in "mM":
+        advice = "store array.view(np.int64), and keep its unit"
+    elif dtype.kind in "fc":
+        advice = "convert it, as in array.astype(np.float64)"
+    elif dtype.name == "bfloat16":
+        advice = 'store array.view(np.uint16) with dtype="bfloat16"'
+    else:  # texts, records, and what other packages add
+        advice = "store np.frombuffer(array.tobytes(), np.uint8), and keep its dtype and shape"
+    raise InvalidRequest(f"an array of {dtype} cannot be stored: {advice}")
+
+
+def _torch_name(tensor: Any) -> str:
+    """The name of a tensor's dtype. InvalidRequest: its bytes alone are not the tensor."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_quantized:
+        advice = "store tensor.int_repr(), and keep its scales; or tensor.dequantize()"
+    elif tensor.is_nested or str(tensor.layout) != "torch.strided":
+        name = f"{name} in layout {str(tensor.layout).removeprefix('torch.')}"
+        advice = "store tensor.to_dense(), or of a nested tensor each tensor of tensor.unbind()"
+    elif name == "complex32":
+        advice = "store tensor.to(torch.complex64)"
+    elif name not in HANDLERS:  # several items a byte, or bits without a meaning
+        advice = "store tensor.view(torch.uint8), and keep its dtype"
+    else:
+        return name
+    raise InvalidRequest(f"a tensor of {name} cannot be stored: {advice}")
 
 
 def encoded_size(info: TensorInfo) -> int:
@@ -192,14 +248,14 @@ def encoded_size(info: TensorInfo) -> int:
 
 def encode_into(tensor: Any, info: TensorInfo, out: ByteArray) -> None:
     """Fills out, of shape (encoded_size(info),), with one copy."""
-    _fill(_contiguous(tensor).array(info.raw_bytes), info, out)
+    _fill(_contiguous(tensor, info).array(info.raw_bytes), info, out)
 
 
 def compress(
     tensor: Any, info: TensorInfo, way: Compression, level: int
 ) -> tuple[TensorInfo, bytes] | None:
     """What will be stored compressed, and its payload for `fill`; None where it is not smaller."""
-    payload = way.compress(_contiguous(tensor).array(info.raw_bytes).data, level)
+    payload = way.compress(_contiguous(tensor, info).array(info.raw_bytes).data, level)
     if len(payload) >= info.raw_bytes:
         return None
     smaller = TensorInfo(
@@ -219,10 +275,11 @@ def _fill(payload: ByteArray, info: TensorInfo, out: ByteArray) -> None:
     out[-TRAILER_BYTES:] = np.frombuffer(_trailer(info), dtype=np.uint8)
 
 
-def _contiguous(tensor: Any) -> Memory:
+def _contiguous(tensor: Any, info: TensorInfo) -> Memory:
+    """The payload: a copy only where items have another order or are not what they stand for."""
     if _is_torch(tensor):
-        return memory_of(tensor.detach().contiguous())
-    return memory_of(np.ascontiguousarray(tensor))
+        return memory_of(tensor.detach().resolve_conj().resolve_neg().contiguous())
+    return memory_of(np.ascontiguousarray(tensor, dtype=info.handler.array_dtype))
 
 
 def _trailer(info: TensorInfo) -> bytes:
@@ -275,15 +332,21 @@ def decode(data: ByteArray) -> Any:
         flat = np.frombuffer(bytearray(plain), dtype=np.uint8)
     else:
         flat = payload.copy()
+    if info.torch:
+        return _to_torch(flat, info)
     array: npt.NDArray[Any] = flat.view(info.handler.array_dtype).reshape(info.shape)
-    return _to_torch(array, info) if info.torch else array
+    return array
 
 
-def _to_torch(array: npt.NDArray[Any], info: TensorInfo) -> Any:
+def _to_torch(flat: ByteArray, info: TensorInfo) -> Any:
     torch = sys.modules.get("torch") or _torch()
-    if info.handler.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    dtype = getattr(torch, info.handler.name, None)
+    if dtype is None:
+        raise ConfigError(
+            f"this block is a tensor of {info.handler.name}, which torch {torch.__version__} does "
+            "not have: load it with a newer one"
+        )
+    return torch.from_numpy(flat).view(dtype).reshape(info.shape)
 
 
 def _torch() -> Any:

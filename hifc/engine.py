@@ -90,9 +90,11 @@ class HiFC(Residency, Scoped):
     ) -> None:
         """Takes a copy of a KV block under key, in place of an earlier one.
 
-        tensor: numpy array or torch CPU tensor of float32, float16, bfloat16, int8 or uint8, of
-        any shape. sequence, depth and head tell the policy where the block belongs. May move
-        other blocks to flash. NoSpace: the device is full, and nothing was taken.
+        tensor: numpy array or torch CPU tensor of numbers or booleans, of any shape; it comes back
+        equal (a numpy array in the byte order of the machine), or is refused with what to do.
+        dtype: "bfloat16" for an array of uint16 that holds bfloat16. sequence, depth and head tell
+        the policy where the block belongs. May move other blocks to flash. NoSpace: the device is
+        full, and nothing was taken.
         """
         name = key_bytes(key)
         kind = class_name(cls)

@@ -102,8 +102,18 @@ def _of_tensor(data: Any) -> Memory:
         raise InvalidRequest(
             f"the tensor is on {data.device}: copy it to the CPU, best into ns.buffer(...)"
         )
+    if str(data.layout) != "torch.strided":
+        raise InvalidRequest(f"the tensor's layout is {data.layout}: pass tensor.to_dense()")
+    if data.is_conj() or data.is_neg():
+        raise InvalidRequest(
+            "the tensor's bytes are not its values yet, it is conjugated or negated when it is "
+            "read: pass tensor.resolve_conj().resolve_neg()"
+        )
     if not data.is_contiguous():
         raise InvalidRequest(
             f"the tensor of shape {tuple(data.shape)} is strided: pass tensor.contiguous()"
         )
-    return Memory(data.data_ptr(), data.numel() * data.element_size(), False, data)
+    size_bytes = data.numel() * data.element_size()
+    if size_bytes and data.data_ptr() == 0:
+        raise InvalidRequest("the tensor has no memory of its own: pass tensor.clone()")
+    return Memory(data.data_ptr(), size_bytes, False, data)
