@@ -5,16 +5,47 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from hifc import driver, layouts
 from hifc.checking import text
-from hifc.errors import HiFCError
+from hifc.errors import ConfigError, HiFCError
 
 _ACTIONS = {2: "block erase", 3: "overwrite", 4: "crypto erase"}  # SANACT
 _NO_ESTIMATE = 0xFFFFFFFF
+_PATH = re.compile(r"/|\.{1,2}(/|$)")
+_PARAMETERS = re.compile(r"[a-z_]+=[^&?/]*(&[a-z_]+=[^&?/]*)*")
+
+
+def device_uri(device: str | os.PathLike[str]) -> str:
+    """The URI of a device that is named by a URI, which is returned as it is, or by a path.
+
+    A path is a PathLike, or a text that begins with / or ./ or ../, and becomes file://PATH; a
+    relative one is resolved against the working directory at once. Behind a path in a text
+    parameters may stand as in a URI: ./kv.hifc?size=8GiB. ConfigError: neither URI nor path, with
+    what to write.
+    """
+    if isinstance(device, os.PathLike):
+        path, query = text("device", os.fspath(device)), ""
+    else:
+        given = text("device", device)
+        if "://" in given:
+            return given
+        if not _PATH.match(given):
+            advice = f"write ./{given} for a file in this folder, or " if given else ""
+            raise ConfigError(
+                f"{given!r} is not a device URI: {advice}a URI such as "
+                "file:///var/lib/hifc.img?size=8GiB"
+            )
+        path, mark, query = given.rpartition("?")
+        if not mark or not _PARAMETERS.fullmatch(query):
+            path, query = given, ""
+    place = os.path.abspath(path).replace("%", "%25").replace("?", "%3F")  # noqa: PTH100
+    return f"file://{place}?{query}" if query else f"file://{place}"
 
 
 class EraseMethod(enum.IntEnum):
@@ -85,13 +116,13 @@ class DeviceInfo:
     sanitize: SanitizeStatus
 
 
-def device_info(uri: str) -> DeviceInfo:
-    """What the device that uri names says of itself. Changes nothing.
+def device_info(uri: str | os.PathLike[str]) -> DeviceInfo:
+    """What the device that uri names says of itself. Changes nothing. uri: as device_uri takes it.
 
     DeviceBusy: a process owns it. NotPermitted, ConfigError: as for Namespace.open.
     """
     raw = layouts.DeviceInfo()
-    driver.library().hifc_device_info(text("uri", uri).encode(), ctypes.byref(raw))
+    driver.library().hifc_device_info(device_uri(uri).encode(), ctypes.byref(raw))
     flags = InfoFlag(raw.flags)
     return DeviceInfo(
         size_bytes=raw.size_bytes,
@@ -111,16 +142,16 @@ def device_info(uri: str) -> DeviceInfo:
     )
 
 
-def erase(uri: str, method: EraseMethod) -> None:
+def erase(uri: str | os.PathLike[str], method: EraseMethod) -> None:
     """Takes everything off the device, whatever it is: nobody is asked here.
 
     NotSupported: the device has no such method. NotPermitted: it would reach beyond this
     namespace, or another host has it reserved.
     """
-    driver.library().hifc_erase(text("uri", uri).encode(), int(method))
+    driver.library().hifc_erase(device_uri(uri).encode(), int(method))
 
 
-def sanitize(uri: str, watch: Callable[[SanitizeStatus], None]) -> None:
+def sanitize(uri: str | os.PathLike[str], watch: Callable[[SanitizeStatus], None]) -> None:
     """Sanitizes the drive, all of it, or waits for a sanitize that runs already.
 
     watch is called about once a second; what it raises ends the waiting and is raised here, while
@@ -136,9 +167,7 @@ def sanitize(uri: str, watch: Callable[[SanitizeStatus], None]) -> None:
         return len(raised)
 
     try:
-        driver.library().hifc_sanitize(
-            text("uri", uri).encode(), layouts.SANITIZE_WATCH(call), None
-        )
+        driver.library().hifc_sanitize(device_uri(uri).encode(), layouts.SANITIZE_WATCH(call), None)
     except HiFCError:
         if raised:
             raise raised[0] from None

@@ -11,6 +11,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import functools
+import logging
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,6 +25,7 @@ from hifc import batch, checking, driver, layouts
 from hifc import staging as stagings
 from hifc.bar import BarProvider
 from hifc.calls import DELAY_MAX_S, DELAY_MIN_S, RETRY_WAIT_S, parts_of
+from hifc.device import device_uri
 from hifc.errors import (
     BackPressure,
     ConfigError,
@@ -54,6 +57,8 @@ from hifc.state import State
 from hifc.ticket import Ticket
 from hifc.units import parse_size, shown_size
 
+_LOG = logging.getLogger("hifc")
+
 # A synchronous get of a key whose batch is in flight waits this long for it.
 PENDING_WAIT_S = 60.0
 # Item assignment replaces a value that another thread puts back meanwhile so often.
@@ -72,7 +77,7 @@ class Namespace(State, Scoped):
 
     @staticmethod
     def format(
-        uri: str,
+        uri: str | os.PathLike[str],
         *,
         segment_size: int | str = 0,
         label: str = "",
@@ -81,6 +86,7 @@ class Namespace(State, Scoped):
     ) -> None:
         """Lays an empty namespace on the device that uri names.
 
+        uri: a device URI, or the path of a file or block device (see hifc.device.device_uri).
         segment_size: a power of two from 256KiB to 256MiB; 0 lets the device's size decide.
         check_only: makes every check and changes nothing; a file must exist for that.
         A format that fails leaves no file that was not there before.
@@ -97,12 +103,15 @@ class Namespace(State, Scoped):
             check_only=checking.flag("check_only", check_only),
             label=encoded,
         )
-        driver.library().hifc_format(checking.text("uri", uri).encode(), ctypes.byref(opts))
+        device = device_uri(uri)
+        driver.library().hifc_format(device.encode(), ctypes.byref(opts))
+        if not check_only:
+            _LOG.info("formatted %s", device)
 
     @classmethod
     def open(
         cls,
-        uri: str,
+        uri: str | os.PathLike[str],
         *,
         read_only: bool = False,
         drive: str = "reactor",
@@ -114,30 +123,46 @@ class Namespace(State, Scoped):
     ) -> Namespace:
         """Opens the namespace on the device that uri names, and owns the device until close.
 
+        uri: a device URI, or the path of a file or block device (see hifc.device.device_uri).
         drive: "reactor" (a thread polls) or "inline" (whoever waits polls; no asyncio).
         pool_size: memory for buffers. staging: where bytes wait (hifc.staging), auto, gpu, pinned
         or host; gpu takes staging_size of bar, by default by GDRCopy. FormatError: no namespace
         there. DeviceBusy: another process owns the device. NotPermitted: with the fix.
         NotSupported: a staging that was asked for by name cannot be had.
         """
-        checking.text("uri", uri)
+        uri = device_uri(uri)
         opts = open_opts(read_only, drive, pool_size, options)
         staging_bytes = parse_size(staging_size, "staging_size")
         stagings.check(staging, uri, bar)
+        started = time.monotonic()
         handle = Handle(driver.library(), uri, opts, reactor=drive == "reactor")
         try:
-            return cls(handle, stagings.attach(handle, staging, bar, staging_bytes))
+            namespace = cls(handle, stagings.attach(handle, staging, bar, staging_bytes))
         except BaseException:
             close_quietly(handle)
             raise
+        if _LOG.isEnabledFor(logging.INFO):
+            stats = namespace.stats()
+            _LOG.info(
+                "opened %s in %.3f s: %d entries recovered in %.3f s, staging %s",
+                uri,
+                time.monotonic() - started,
+                stats.recovered_entries,
+                stats.recovery_ns / 1e9,
+                namespace.staging.kind,
+            )
+        return namespace
 
     def close(self) -> None:
         """Waits for what is in flight, seals, releases the device. Idempotent.
 
         Arrays over pool memory stay valid. Does nothing in a child of fork().
         """
+        begun, started = self.closed, time.monotonic()
         self._handle.close()
         self._finalizer.detach()
+        if not begun:
+            _LOG.info("closed %s in %.3f s", self.uri, time.monotonic() - started)
 
     @property
     def reactor(self) -> bool:

@@ -7,7 +7,9 @@ import argparse
 import importlib.metadata
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from hifc.device import device_uri
 from hifc.errors import HiFCError
 from hifc_admin import (
     bench_verb,
@@ -77,10 +79,23 @@ def make_parser() -> Parser:
     return parser
 
 
+def _name_device(arguments: argparse.Namespace) -> None:
+    """A path will do for a device URI. Where a socket may stand as well, a path of one stays."""
+    device = getattr(arguments, "device", None)
+    if isinstance(device, str) and device.startswith(("/", "./", "../")):
+        arguments.device = device_uri(device)
+    uri = getattr(arguments, "uri", None)
+    if isinstance(uri, str) and uri.startswith(("/", "./", "../")):
+        takes_sockets = arguments.verb in ("stats", "top")
+        if not takes_sockets or Path(uri).is_file() or Path(uri).is_block_device():
+            arguments.uri = device_uri(uri)
+
+
 def run(arguments: argparse.Namespace) -> Result:
     """The verb's result; errors that people can act on become one, bugs stay exceptions."""
     try:
         refuse_ignored_options(arguments)
+        _name_device(arguments)
         result: Result = arguments.run(arguments)
     except Failure as failure:
         return failure.result()
