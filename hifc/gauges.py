@@ -8,58 +8,81 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from hifc import stats
 from hifc.errors import ClosedError
 
 if TYPE_CHECKING:
     from hifc.engine import HiFC
 
-_NAMESPACE = {
-    "device_write_bytes": "Bytes written to the device",
-    "device_read_bytes": "Bytes read from the device",
-    "bounce_bytes": "Bytes copied between buffers by the CPU",
-    "entries": "Entries of the namespace",
-    "free_bytes": "Free bytes of the namespace",
-    "write_amplification": "Bytes written over bytes accepted",
-    "prefetch_submitted": "Descriptors taken from request rings",
-    "prefetch_completed": "Descriptors whose bytes arrived and were verified",
-    "prefetch_failed": "Descriptors answered with a miss or an error",
-    "prefetch_duplicates": "Descriptors of reads on their way already",
-    "prefetch_cancelled": "Descriptors taken back before their read started",
-    "prefetch_bad": "Descriptors that made no sense",
-    "prefetch_overflowed": "Descriptors that found their ring full",
-    "prefetch_reads": "Reads made of descriptors",
-    "prefetch_bytes": "Bytes brought by request rings",
+# Of the namespace's statistics, those that an engine shows.
+_NAMESPACE = (
+    "device_write_bytes",
+    "device_read_bytes",
+    "bounce_bytes",
+    "entries",
+    "free_bytes",
+    "write_amplification",
+    "prefetch_submitted",
+    "prefetch_completed",
+    "prefetch_failed",
+    "prefetch_duplicates",
+    "prefetch_cancelled",
+    "prefetch_bad",
+    "prefetch_overflowed",
+    "prefetch_reads",
+    "prefetch_bytes",
+)
+_MEMORY = {
+    "resident_bytes": "Bytes of resident blocks",
+    "host_tier_bytes": "Bytes in the host tier",
+    "blocks": "Blocks known",
+    "hot_ratio": "Share of blocks kept hot",
+    "prefetch_landings": "Room for prefetched blocks",
 }
 # Of load or recompute.
 _COSTS = {
-    "break_even_tokens": "Shortest prefix that is faster loaded, -1: none, or not measured",
+    "break_even_tokens": "Shortest prefix that is faster loaded; left out while none is known",
     "prefix_load_tokens_per_s": "Tokens a second of loading a prefix",
     "prefix_compute_tokens_per_s": "Tokens a second of computing one",
     "prefix_error": "Median relative error of the time that prompts were expected to take",
+}
+# What each gauge is that an engine publishes.
+DESCRIPTIONS: dict[str, str] = _MEMORY | {
+    name: f"{text} (the model used last)" for name, text in _COSTS.items()
 }
 
 
 def register(engine: HiFC) -> None:
     """Adds them to the engine's metrics."""
     gauge = engine.metrics.gauge
-    gauge("resident_bytes", "Bytes of resident blocks", lambda: engine.blocks.resident_bytes)
-    gauge("host_tier_bytes", "Bytes in the host tier", lambda: engine.tier.used_bytes)
-    gauge("blocks", "Blocks known", lambda: len(engine.blocks))
-    gauge("hot_ratio", "Share of blocks kept hot", lambda: engine.classifier.hot_ratio)
-    gauge("prefetch_landings", "Room for prefetched blocks", lambda: engine.ahead.landings)
-    for place, (name, text) in enumerate(_COSTS.items()):
-        gauge(name, f"{text} (the model used last)", functools.partial(_cost, engine, place))
-    for name, text in _NAMESPACE.items():
+    reads: dict[str, Callable[[], float]] = {
+        "resident_bytes": lambda: engine.blocks.resident_bytes,
+        "host_tier_bytes": lambda: engine.tier.used_bytes,
+        "blocks": lambda: len(engine.blocks),
+        "hot_ratio": lambda: engine.classifier.hot_ratio,
+        "prefetch_landings": lambda: engine.ahead.landings,
+    }
+    for name, text in _MEMORY.items():
+        gauge(name, text, reads[name])
+    for place, name in enumerate(_COSTS):
+        gauge(name, DESCRIPTIONS[name], functools.partial(_cost, engine, place))
+    for name in _NAMESPACE:
+        text = stats.DESCRIPTIONS[name]
         gauge(f"namespace_{name}", text, functools.partial(_stat, engine, name))
 
 
 def _cost(engine: HiFC, place: int) -> float:
     costs = engine.costs
+    if place == 0:
+        tokens = -1 if costs is None else costs.break_even_tokens()
+        return tokens if tokens >= 0 else math.nan
     if costs is None:
-        return -1.0 if place == 0 else 0.0
-    return (costs.break_even_tokens(), *costs.tokens_per_s(), costs.error())[place]
+        return 0.0
+    return (*costs.tokens_per_s(), costs.error())[place - 1]
 
 
 def _stat(engine: HiFC, name: str) -> float:

@@ -8,6 +8,7 @@ The text format of Prometheus is three line shapes, so it is written here and ne
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 
@@ -60,13 +61,27 @@ class Metrics(Mapping[str, float]):
             self._counters[name] += amount
 
     def gauge(self, name: str, description: str, read: Callable[[], float]) -> None:
-        """A value that read() gives whenever somebody looks."""
+        """A value that read() gives whenever somebody looks; NaN while it is not known."""
         self._gauges[name] = (description, read)
 
     def __getitem__(self, name: str) -> float:
         if name in self._counters:
             return self._counters[name]
         return self._gauges[name][1]()
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name} {value:g}" for name, value in self.snapshot().items() if value)
+        return f"<Metrics {shown or 'all 0'}>"
+
+    def __str__(self) -> str:
+        """A line a value that is not 0, with what it is."""
+        texts = COUNTERS | {name: text for name, (text, _) in self._gauges.items()}
+        values = {name: value for name, value in self.snapshot().items() if value}
+        width = max(map(len, values), default=0)
+        lines = [
+            f"{name:{width}}  {value:>14,.10g}  {texts[name]}" for name, value in values.items()
+        ]
+        return "\n".join(lines) or "nothing was counted yet"
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self._counters, *self._gauges])
@@ -84,14 +99,17 @@ class Metrics(Mapping[str, float]):
         return self[part] / total if total else 0.0
 
     def prometheus(self, labels: Mapping[str, str] | None = None) -> str:
-        """All values in the text exposition format 0.0.4, names beginning with hifc_."""
+        """All values in the text exposition format 0.0.4, names beginning with hifc_. A value that
+        is not known yet is left out."""
         marks = ",".join(f'{name}="{_escape(text)}"' for name, text in (labels or {}).items())
         suffix = f"{{{marks}}}" if marks else ""
         lines: list[str] = []
         for name, description in COUNTERS.items():
             lines += _family(f"hifc_{name}_total", "counter", description, suffix, self[name])
         for name, (description, read) in self._gauges.items():
-            lines += _family(f"hifc_{name}", "gauge", description, suffix, read())
+            value = read()
+            if not math.isnan(value):
+                lines += _family(f"hifc_{name}", "gauge", description, suffix, value)
         return "\n".join(lines) + "\n"
 
 

@@ -97,7 +97,11 @@ def test_prometheus_text_of_a_running_engine(admin: Shell, engine: str) -> None:
     families = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert len(families) == len(set(families))
     sample = re.compile(r'hifc_[a-z0-9_]+\{uri="[^"]+",uuid="[0-9a-f]+"(,le="[^"]+")?\} \S+')
-    assert all(line.startswith("# TYPE ") or sample.fullmatch(line) for line in lines)
+    assert all(line.startswith(("# TYPE ", "# HELP ")) or sample.fullmatch(line) for line in lines)
+    helped = [line.split()[2] for line in lines if line.startswith("# HELP")]
+    assert helped == families, "each family says what it is"
+    assert all(len(line.split(maxsplit=3)) == 4 for line in lines if line.startswith("# HELP"))
+    assert "hifc_break_even_tokens" not in families, "nothing was measured yet"
     samples = [line.rpartition(" ") for line in lines if not line.startswith("#")]
     values = {name: float(value) for name, _, value in samples}
     (put,) = (value for name, value in values.items() if "put_bytes_total{" in name)

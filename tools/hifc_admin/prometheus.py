@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hifc import gauges
+from hifc import stats as statistics
 from hifc.metrics import COUNTERS as ENGINE_COUNTERS
 
 # Of struct hifc_stats, those that only go up. All other numbers are gauges.
@@ -52,6 +54,8 @@ COUNTERS = [
     "prefetch_bytes",
 ]
 HISTOGRAMS = {"get_latency": "get_elapsed_ns", "put_latency": "put_elapsed_ns"}
+DESCRIPTIONS = statistics.DESCRIPTIONS
+ENGINE_DESCRIPTIONS = ENGINE_COUNTERS | gauges.DESCRIPTIONS
 NOT_NUMBERS = {"uri", "pid", "uuid", "label", "published", *HISTOGRAMS, *HISTOGRAMS.values()}
 Stats = Mapping[str, Any]
 
@@ -63,7 +67,7 @@ def text(owners: Sequence[Stats]) -> Iterator[str]:
     for name in (name for name in owners[0] if name not in NOT_NUMBERS):
         is_counter = name in COUNTERS
         family = f"hifc_namespace_{name.removesuffix('_count')}{'_total' if is_counter else ''}"
-        yield f"# TYPE {family} {'counter' if is_counter else 'gauge'}"
+        yield from _head(family, "counter" if is_counter else "gauge", DESCRIPTIONS, name)
         for stats in owners:
             yield f"{family}{_labels(stats)} {stats.get(name, 0)}"
     for name, total in HISTOGRAMS.items():
@@ -73,7 +77,7 @@ def text(owners: Sequence[Stats]) -> Iterator[str]:
 
 def _histogram(owners: Sequence[Stats], name: str, total: str) -> Iterator[str]:
     family = f"hifc_namespace_{name}_seconds"
-    yield f"# TYPE {family} histogram"
+    yield from _head(family, "histogram", DESCRIPTIONS, name)
     for stats in owners:
         buckets = stats.get(name, [])
         count = 0
@@ -92,11 +96,18 @@ def _published(owners: Sequence[Stats]) -> Iterator[str]:
     for name in names:
         is_counter = name in ENGINE_COUNTERS
         family = f"hifc_{name}{'_total' if is_counter else ''}"
-        yield f"# TYPE {family} {'counter' if is_counter else 'gauge'}"
+        yield from _head(family, "counter" if is_counter else "gauge", ENGINE_DESCRIPTIONS, name)
         for stats in owners:
             value = stats.get("published", {}).get(name)
             if isinstance(value, int | float):
                 yield f"{family}{_labels(stats)} {value:.15g}"
+
+
+def _head(family: str, kind: str, texts: Mapping[str, str], name: str) -> Iterator[str]:
+    """An owner of another version may say what this one has no words for."""
+    if name in texts:
+        yield f"# HELP {family} {texts[name]}"
+    yield f"# TYPE {family} {kind}"
 
 
 def _labels(stats: Stats, **more: str) -> str:
