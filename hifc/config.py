@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,9 @@ from typing import Any, Literal, TypedDict
 import yaml
 
 from hifc.checking import text
+from hifc.device import device_uri
 from hifc.errors import ConfigError
+from hifc.layer_plan import RESIDENT_RATIO
 from hifc.units import format_size, parse_size
 
 
@@ -47,8 +50,25 @@ def _boolean(name: str, value: object) -> bool:
     raise ConfigError(f"{name}: {value!r} is no boolean; write true or false{hint}")
 
 
+def _text(name: str, value: object) -> str:
+    if value is not None and not isinstance(value, str | list | dict | set | bytes):
+        kind = "a number" if type(value) in (int, float) else f"a {type(value).__name__}"
+        raise ConfigError(
+            f"{name}: {value!r} is {kind}, not a text: write it in quotes, in YAML as well, as in "
+            f'{name}: "{value}" (without them YAML changes it: 010 becomes 8)'
+        )
+    return text(name, value)
+
+
+def _device(name: str, value: object) -> str:
+    if isinstance(value, os.PathLike):
+        return device_uri(value)
+    written = _text(name, value)
+    return device_uri(written) if written else ""
+
+
 def _hex(name: str, value: object) -> str:
-    written = text(name, value)
+    written = _text(name, value)
     try:
         length = len(bytes.fromhex(written))
     except ValueError:
@@ -59,7 +79,8 @@ def _hex(name: str, value: object) -> str:
 
 
 _BOOLEAN = _Kind("true, false", _boolean)
-_TEXT = _Kind("a text", text)
+_TEXT = _Kind("a text", _text)
+_DEVICE = _Kind("a URI or a path", _device)
 _HEX = _Kind("up to 64 bytes in hexadecimal", _hex)
 _SIZE = _Kind("a size", lambda name, value: parse_size(value, name))
 
@@ -173,7 +194,7 @@ class Config:
     """Settings of HiFC. `Config.load` takes a Config, a mapping or the path of a YAML file."""
 
     # ---- device and namespace
-    device: str = _setting("", _TEXT, "URI, such as file:///var/lib/hifc/kv?size=8GiB")
+    device: str = _setting("", _DEVICE, "e.g. file:///var/lib/hifc/kv?size=8GiB, or /dev/nvme0n1")
     format: str = _setting(
         "never",
         _choice("never", "if_missing", "always"),
@@ -259,10 +280,12 @@ class Config:
     )
     # ---- blocks and models
     block_tokens: int = _setting(
-        256, _count(1, 65536), "transformers: tokens of a block; 256: or fewer, by resident_ratio"
+        0, _count(0, 65536), "transformers: tokens of a block; 0: 256, or fewer, by resident_ratio"
     )
     resident_ratio: float = _setting(
-        0.25, _SHARE, "transformers: of all KV, what is in memory at a time; more than 0"
+        RESIDENT_RATIO,
+        _SHARE,
+        "transformers: of all KV, what is in memory at a time; more than 0",
     )
     staging_layers: int = _setting(
         2, _count(2, 64), "transformers: layers that rotate through staging"
@@ -339,18 +362,29 @@ class Config:
     # ---- in
 
     @classmethod
-    def load(cls, source: Config | ConfigDict | str | Path) -> Config:
-        """A Config as it is, a mapping, or the path of a YAML file.
+    def load(
+        cls,
+        source: Config | ConfigDict | str | Path | None = None,
+        changes: Mapping[str, Any] | None = None,
+    ) -> Config:
+        """A Config as it is, a mapping, the path of a YAML file, or None for all defaults.
 
-        Type checkers want a ConfigDict; a mapping whose names are known at run time alone goes
-        through from_mapping.
+        changes: settings by name that take the place of those of source. Type checkers want a
+        ConfigDict; a mapping whose names are known at run time alone goes through from_mapping.
         """
-        if isinstance(source, Config):
-            return source
+        changes = changes or {}
+        if source is None:
+            return cls.from_mapping(changes)
         if isinstance(source, Mapping):
-            return cls.from_mapping(source)
+            return cls.from_mapping({**source, **changes})
+        if isinstance(source, str) and "://" in source:
+            raise ConfigError(
+                f"{source!r} is a device, not the path of a configuration: give device={source!r}"
+            )
         if isinstance(source, str | Path):
-            return cls.from_file(source)
+            source = cls.from_file(source)
+        if isinstance(source, Config):
+            return cls.from_mapping({**source.to_mapping(), **changes}) if changes else source
         raise ConfigError(
             f"a configuration is a mapping or the path of a YAML file, not {type(source).__name__}"
         )

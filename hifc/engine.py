@@ -8,6 +8,8 @@ while it waits for its own blocks.
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,6 +34,7 @@ from hifc.request import ClassLike, class_name, key_bytes, keys_array
 from hifc.residency import Residency
 from hifc.scoped import Scoped
 from hifc.sparse_plan import SparseSettings
+from hifc.units import shown_size
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 # What load returns: a torch tensor where the block was stored from one.
 BlockTensor: TypeAlias = "npt.NDArray[Any] | torch.Tensor"
 
+_LOG = logging.getLogger("hifc")
+
 # Of depths and heads.
 INT_MAX = (1 << 31) - 1
 # Models whose load and compute times are remembered.
@@ -51,23 +56,40 @@ MODELS_MAX = 16
 class HiFC(Residency, Scoped):
     """Opens the namespace that the configuration names and keeps KV blocks in it and in memory.
 
-    config: a Config, a mapping, or the path of a YAML file. policy: what decides which blocks
-    leave memory; by default the one that the configuration names. bar: where staging gpu takes its
-    memory from, by default GDRCopy. What staging auto came to stands in `namespace.staging`.
+    config: a Config, a mapping, or the path of a YAML file. settings: by name, as in a
+    configuration, and instead of what stands in config: `HiFC(device="./kv.hifc?size=8GiB",
+    format="if_missing")` needs no config. policy: what decides which blocks leave memory, an
+    instance of HiFCPolicy or the name of a built-in one; whichever it is, it takes the place of the
+    one that the configuration names. bar: where staging gpu takes its memory from, by default
+    GDRCopy. What staging auto came to stands in `namespace.staging`. ConfigError: a setting that
+    is unknown or makes no sense, with what is meant or allowed.
     """
 
     def __init__(
         self,
-        config: Config | ConfigDict | str | Path,
-        policy: HiFCPolicy | None = None,
+        config: Config | ConfigDict | str | Path | None = None,
+        policy: HiFCPolicy | str | None = None,
         bar: BarProvider | None = None,
+        **settings: Any,
     ) -> None:
-        settings = Config.load(config)
+        if isinstance(policy, str):
+            settings["policy"] = policy
+            policy = None
+        loaded = Config.load(config, settings)
         if policy is None:
-            policy = policies.make_policy(settings.policy, settings.decay_lambda)
-        if not callable(getattr(policy, "should_swap_out", None)):
-            raise ConfigError(f"policy: {type(policy).__name__} is no HiFCPolicy")
-        super().__init__(settings, policy, bar)
+            policy = policies.make_policy(loaded.policy, loaded.decay_lambda)
+        elif isinstance(policy, type):
+            raise ConfigError(
+                f"policy: {policy.__name__} is a class; give an instance of it, {policy.__name__}()"
+            )
+        elif not callable(getattr(policy, "should_swap_out", None)):
+            raise ConfigError(
+                f"policy: {type(policy).__name__} is not a HiFCPolicy: derive it from "
+                f"hifc.HiFCPolicy, or name one of {', '.join(policies.POLICIES)}"
+            )
+        elif loaded.policy != Config.policy:
+            _LOG.info("policy %r is used, not %s of the configuration", policy, loaded.policy)
+        super().__init__(loaded, policy, bar)
         self.prefetcher: HiFCPrefetcher | None = None
         self._lock = threading.RLock()
         self._costs: dict[str, LoadOrRecompute] = {}
@@ -275,7 +297,7 @@ class HiFC(Residency, Scoped):
 
             options.setdefault("sparse", SparseSettings.of(self.config))
             return SparseCache(self.namespace, model_config, max_tokens, **options)
-        if self.config.block_tokens != Config.block_tokens:
+        if self.config.block_tokens:
             options.setdefault("block_tokens", self.config.block_tokens)
         # Not checked by type here: `sparse` is in it, which a SparseCache alone takes.
         exact: dict[str, Any] = {**options}
@@ -295,6 +317,16 @@ class HiFC(Residency, Scoped):
                 del self._costs[next(iter(self._costs))]
             self.costs = costs
             return costs
+
+    def __repr__(self) -> str:
+        if self.namespace.closed:
+            return f"<HiFC {self.config.device} closed>"
+        resident = self.blocks.resident_count
+        return (
+            f"<HiFC {self.config.device}: {len(self.blocks)} blocks, {resident} of them in memory "
+            f"({shown_size(self.blocks.resident_bytes)} of {shown_size(self._limit_bytes)}), "
+            f"policy {self.policy!r}>"
+        )
 
     # ---- the end
 
@@ -321,7 +353,9 @@ class HiFC(Residency, Scoped):
     def publish(self, before: Mapping[str, float]) -> Mapping[str, float]:
         """What hifc.publish calls: shows the counters beside the namespace's own statistics."""
         values = {
-            name: self.metrics[name] for name in self.metrics if not name.startswith("namespace_")
+            name: value
+            for name, value in self.metrics.snapshot().items()
+            if not name.startswith("namespace_") and not math.isnan(value)
         }
         if values != before:
             self.namespace.publish(values)

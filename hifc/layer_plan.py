@@ -17,6 +17,9 @@ from hifc.errors import ConfigError
 from hifc.layouts import PAGE_BYTES, PARTS_MAX, VALUE_MAX_BYTES
 from hifc.units import parse_size
 
+# Of all KV, what stays in memory unless it is said otherwise: the one default of configuration,
+# caches and tools. Two layers of eight and their tails take a little more than a quarter.
+RESIDENT_RATIO = 0.27
 # Streaming wants one layer of a block to be 256 KiB or as near as it gets.
 BLOCK_TOKENS = 256
 # One slot is being attended to while the other is being filled.

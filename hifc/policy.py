@@ -94,6 +94,9 @@ class HiFCPolicy:
         self._head = np.zeros(_SLOTS_MIN, dtype=np.int64)
         self._chain = np.zeros(_SLOTS_MIN, dtype=np.int64)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
     # ---- what the engine tells
 
     def add(self, block: KVBlock) -> None:

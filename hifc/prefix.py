@@ -12,6 +12,7 @@ used: a block that is missing or damaged then shortens the prefix.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import numpy as np
@@ -26,6 +27,8 @@ from hifc.reservation import Lease
 from hifc.stream_buffers import Requests, discard, settle, settle_answers
 from hifc.stream_edits import KVStream
 from hifc.streaming import LEASE_S
+
+_LOG = logging.getLogger("hifc")
 
 # Blocks that are reserved at a time: a reservation holds a page of the pool and has a deadline.
 SAVE_BLOCKS_MAX = 256
@@ -51,7 +54,9 @@ def save(stream: KVStream, tokens: Tokens) -> int:
         _save_blocks(stream, keys, first, min(first + SAVE_BLOCKS_MAX, len(names)))
     namespace.sync()
     found = namespace.longest_prefix(names)
-    return len(tokens) if found == len(names) else found * stream.plan.block_tokens
+    count = len(tokens) if found == len(names) else found * stream.plan.block_tokens
+    _LOG.info("prefix saved on %s: %d of %d tokens", namespace.uri, count, len(tokens))
+    return count
 
 
 def load(stream: KVStream, tokens: Tokens, watch: Watch) -> int:
@@ -64,18 +69,26 @@ def load(stream: KVStream, tokens: Tokens, watch: Watch) -> int:
     _check(stream, tokens)
     if stream.lengths[0]:
         raise InvalidRequest("load_prefix: the cache is not empty, call reset() first")
+    uri = stream.namespace.uri
     limit = min(len(tokens) - 1, stream.plan.max_tokens)
     keys = stream.scheme.keys(tokens)
     blocks = stream.namespace.longest_prefix(keys.full)
     partial = _find_partial(stream, tokens, keys, blocks)
     while True:
         found = _Found(stream, keys.full, blocks, partial, limit)
-        if found.tokens == 0 or not watch.decide(found.tokens, len(tokens)):
+        if found.tokens == 0:
+            _LOG.info("prefix of %d tokens: none is stored on %s", len(tokens), uri)
+            return 0
+        wanted = watch.decide(found.tokens, len(tokens))
+        _LOG.info("prefix on %s: %s", uri, watch.decision)
+        if not wanted:
             return 0
         missing = found.load(stream)
         if missing is None:
             watch.loaded(found.tokens)
+            _LOG.info("prefix loaded from %s: %d of %d tokens", uri, found.tokens, len(tokens))
             return found.tokens
+        _LOG.info("prefix on %s: block %d is gone, trying a shorter one", uri, missing)
         if missing < blocks:
             blocks, partial = missing, None
         else:

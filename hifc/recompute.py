@@ -51,6 +51,16 @@ class Decision:
     load_s: float | None
     compute_s: float | None
 
+    def __str__(self) -> str:
+        times = ", ".join(
+            f"{name} {'not measured' if seconds is None else f'{seconds:.3f} s'}"
+            for name, seconds in (("loading", self.load_s), ("computing", self.compute_s))
+        )
+        return (
+            f"{'load' if self.load else 'compute'} {self.stored_tokens} stored of "
+            f"{self.prompt_tokens} tokens ({self.reason}; {times})"
+        )
+
     @property
     def predicted_s(self) -> float | None:
         """Of the way that was chosen."""

@@ -47,6 +47,10 @@ class Reservation(Scoped):
     def __bool__(self) -> bool:
         return bool(self._request.handle)
 
+    def __repr__(self) -> str:
+        state = "open" if self._handle is not None else f"over, {self.answer}"
+        return f"<Reservation of key {self.key.hex()}, {self.length_bytes} bytes, {state}>"
+
     @property
     def handle(self) -> int:
         """For the `handle` field of WRITE, COMMIT and ABORT requests given to submit."""
@@ -101,6 +105,11 @@ class Lease(Scoped):
             self.answers.ctypes.data,
             ctypes.byref(self._lease),
         )
+
+    def __repr__(self) -> str:
+        there = int((self.answers == Answer.OK).sum())
+        state = "over" if self._lease is None else "held"
+        return f"<Lease of {there} of {self.answers.size} keys, {state}>"
 
     def release(self) -> None:
         """Ends the lease. Idempotent."""

@@ -14,6 +14,7 @@ Same invariants and the same single thread as hifc/sparse_arena.py.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import warnings
@@ -35,6 +36,8 @@ from hifc.sparse_blocks import Mask, Mass, Moves, most_of
 from hifc.sparse_plan import CHECK_BLOCKS, SparsePlan, SparseSettings, widened
 from hifc.sparse_quality import Quality, Verdict
 from hifc.stream_buffers import settle
+
+_LOG = logging.getLogger("hifc")
 
 
 class SparseStream(ArenaStream):
@@ -280,6 +283,13 @@ class SparseStream(ArenaStream):
             self._give_up(f"{missed}, and the pool has no room: {error}")
             return
         self.quality.changed()
+        _LOG.info(
+            "sparse attention on %s widens to %d blocks of a head (%d): %s",
+            self.namespace.uri,
+            plan.resident_blocks,
+            old.resident_blocks,
+            missed,
+        )
 
     def _give_up(self, reason: str) -> None:
         self.exact_reason = reason

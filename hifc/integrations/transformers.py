@@ -26,14 +26,13 @@ from hifc.errors import ConfigError, InvalidRequest, NotSupported
 from hifc.integrations import attention as _registered  # noqa: F401 "hifc_sparse" is known then
 from hifc.integrations.core import DTYPES, Core, HiFCLayer, dtype_of, kv_shape
 from hifc.integrations.identity import identity_of, plain
-from hifc.layer_plan import SLOTS, KVShape, StreamPlan
+from hifc.layer_plan import RESIDENT_RATIO, SLOTS, KVShape, StreamPlan
 from hifc.metrics import Metrics
 from hifc.namespace import Namespace
 from hifc.recompute import Decision, LoadOrRecompute, Watch
 from hifc.stream_edits import KVStream
 from hifc.streaming import check_pool
 
-RESIDENT = 0.27
 INT64 = 1 << 63
 
 
@@ -60,7 +59,7 @@ class HiFCCache(Cache):  # type: ignore[misc]
         max_tokens: int,
         *,
         batch_size: int = 1,
-        resident: float | int | str = RESIDENT,
+        resident: float | int | str = RESIDENT_RATIO,
         block_tokens: int | None = None,
         slots: int = SLOTS,
         model_id: str | None = None,

@@ -20,7 +20,7 @@ def test_defaults_are_those_of_the_design() -> None:
     assert config.hot_ratio == 0.30
     assert config.watermark == 0.15
     assert config.swap_batch_size == 8
-    assert config.block_tokens == 256
+    assert config.block_tokens == 0
     assert config.decay_lambda == 0.1
     assert config.enable_compression is False
 

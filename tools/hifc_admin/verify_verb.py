@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hifc.errors import InvalidRequest
+from hifc.layer_plan import RESIDENT_RATIO
 from hifc_admin import progress, target, text
 from hifc_admin.parsing import Verbs, add_verb, whole_number
 from hifc_admin.result import Exit, Failure, Problem, Result
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 TOKENS = 2048
 SCORED_MAX = 256
-RESIDENT = 0.27
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 # A device in memory holds what is swapped and the stored prefix, each with room to spare.
 RAM_SHARE = 4
@@ -82,7 +82,7 @@ def register(verbs: Verbs) -> None:
         "--resident",
         metavar="SHARE",
         type=float,
-        default=RESIDENT,
+        default=RESIDENT_RATIO,
         help="of the KV, that may stay in memory (default: %(default)s)",
     )
     parser.add_argument(

@@ -32,7 +32,7 @@ import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, StaticCache
 
 import hifc
-from hifc.layer_plan import KVShape, make_plan
+from hifc.layer_plan import RESIDENT_RATIO, KVShape, make_plan
 
 TEXT = "/usr/share/common-licenses/GPL-3"
 # Tokens that one cache generates before the next has its turn.
@@ -55,7 +55,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--text", type=Path, default=Path(TEXT), help="what the model reads")
     parser.add_argument("--tokens", type=int, default=0, help="of the text; 0: all that fit")
     parser.add_argument("--new", type=int, default=64, help="tokens to generate")
-    parser.add_argument("--resident", type=float, default=0.27, help="of the KV, in memory")
+    parser.add_argument(
+        "--resident", type=float, default=RESIDENT_RATIO, help="of the KV, in memory"
+    )
     parser.add_argument("--slots", type=int, default=2, help="layers that rotate")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--warm", action="store_true", help="the second process")
