@@ -116,6 +116,29 @@ static int put(uint32_t n)
     return status;
 }
 
+/* The same in two steps: room is reserved, written to, and published. */
+static void put_reserved(uint32_t n)
+{
+    struct hifc_req reserve = {.op = HIFC_OP_RESERVE,
+                               .cls = n >= SWAP_FROM ? HIFC_SWAP : HIFC_REUSE, .key = key_of(n),
+                               .buffer_offset = buffer, .length = VALUE_BYTES, .part_count = 1};
+    fill(pool + buffer, n);
+    int status = run(&reserve);
+    EXPECT(status == HIFC_OK || status == HIFC_EXISTS || status == HIFC_NO_SPACE,
+           "reservation of key %u: %d", n, status);
+    if (status != HIFC_OK) {
+        return;
+    }
+    struct hifc_req write = reserve, commit = {.op = HIFC_OP_COMMIT, .handle = reserve.handle};
+    write.op = HIFC_OP_WRITE;
+    status = run(&write);
+    EXPECT(status == HIFC_OK || may_fail, "write to the room of key %u: %d", n, status);
+    status = run(&commit);
+    EXPECT(status == HIFC_OK || may_fail, "commit of key %u: %d", n, status);
+    acknowledged[n] |= status == HIFC_OK;
+    deleted[n] = false;
+}
+
 static int delete(uint32_t n)
 {
     struct hifc_req req = {.op = HIFC_OP_DELETE, .key = key_of(n)};
@@ -178,8 +201,10 @@ static void workload(void)
 {
     for (uint32_t op = 0; op < OPS; op++) {
         uint32_t n = next_random(KEYS), dice = next_random(100);
-        if (dice < 75) {
+        if (dice < 60) {
             put(n);
+        } else if (dice < 75) {
+            put_reserved(n);
         } else if (dice < 85) {
             get(n);
         } else if (dice < 95) {
