@@ -9,8 +9,8 @@
  * for a moment. Hard links and bind mounts are the same inode and need nothing of this.
  *
  * A partition or a volume may be one of several in a backing file, so it locks that shared: it
- * excludes whoever opens the file itself, not its siblings. What cannot be looked at (a backing file
- * of another mount namespace, a loop device that this user may not open) is looked for in
+ * excludes whoever opens the file itself, not its siblings. What cannot be looked at (a backing
+ * file of another mount namespace, a loop device that this user may not open) is looked for in
  * /proc/locks and among the mounts. Any thread.
  */
 #define _GNU_SOURCE
@@ -122,7 +122,7 @@ static int keep(struct search *search, int fd)
     return 0;
 }
 
-/* ---- upwards: loop devices over what is opened ------------------------------------------------- */
+/* ---- upwards: loop devices over what is opened ----------------------------------------------- */
 
 static int claim(const char *name)
 {
@@ -166,10 +166,10 @@ static int hold_loop(struct search *search, const struct loop *loop)
         return keep(search, fd);
     }
     if (errno == EBUSY || is_mounted(loop->self)) {
-        return hifc_fail(-EBUSY, "%.200s: %s shows the same blocks and is in use: it, or a partition "
-                         "of it, is mounted, belongs to a volume or is open (see lsblk and losetup); "
-                         "unmount it and detach it, or use another device", search->path,
-                         loop->name);
+        return hifc_fail(-EBUSY, "%.200s: %s shows the same blocks and is in use: it, or a "
+                         "partition of it, is mounted, belongs to a volume or is open (see lsblk "
+                         "and losetup); unmount it and detach it, or use another device",
+                         search->path, loop->name);
     }
     return 0;
 }
@@ -194,7 +194,7 @@ static int hold_loops_over(struct search *search, dev_t device, ino_t inode, dev
     return rc;
 }
 
-/* ---- downwards: what the opened block device stands on ----------------------------------------- */
+/* ---- downwards: what the opened block device stands on --------------------------------------- */
 
 static int walk_down(struct search *search, dev_t device, bool whole, unsigned depth);
 
@@ -229,9 +229,9 @@ static int hold_backing(struct search *search, const struct loop *loop, bool who
         if (fd >= 0) {
             close(fd);
         }
-        return is_locked(loop) ? hifc_fail(-EBUSY, "%s: in use by another process; one process owns "
-                                           "a device: stop that one first, or use another device",
-                                           what)
+        return is_locked(loop) ? hifc_fail(-EBUSY, "%s: in use by another process; one process "
+                                           "owns a device: stop that one first, or use another "
+                                           "device", what)
                                : 0;
     }
     int rc = hifc_lock_take(fd, search->shared || !whole, what);

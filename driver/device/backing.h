@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * backing.h - the same blocks under another name: loop devices, and what stands on them (backing.c).
+ * backing.h - the same blocks under another name: loop devices and what stands on them
+ * (backing.c).
  */
 #ifndef HIFC_DEVICE_BACKING_H
 #define HIFC_DEVICE_BACKING_H

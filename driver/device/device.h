@@ -114,8 +114,8 @@ struct hifc_device {
     char uri[1024];
 };
 
-/* CREATE: a missing file is created (format). Unless hifc_device_keep is called, it is gone again when
- * the device is closed. */
+/* CREATE: a missing file is created (format). Unless hifc_device_keep is called, it is gone again
+ * when the device is closed. */
 enum { HIFC_DEVICE_READ_ONLY = 1, HIFC_DEVICE_CREATE = 2 };
 
 struct hifc_device_ops {

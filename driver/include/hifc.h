@@ -132,9 +132,10 @@ struct hifc_format_opts {
     char label[32];
 };
 
-/* Lays an empty namespace on the device. -EEXIST: something is there (named), and no force. -EINVAL:
- * the device is too small, too; -EFBIG: too large, for the namespace or for the file system; -ENOSPC:
- * the file system has no room. A format that fails leaves no file that was not there before. */
+/* Lays an empty namespace on the device. -EEXIST: something is there (named), and no force.
+ * -EINVAL: the device is too small, too; -EFBIG: too large, for the namespace or for the file
+ * system; -ENOSPC: the file system has no room. A format that fails leaves no file that was not
+ * there before. */
 HIFC_API int hifc_format(const char *uri, const struct hifc_format_opts *opts);
 
 /* All that is known of a device ends within this far of its first or its last byte. */
@@ -156,7 +157,7 @@ struct hifc_open_opts {
     uint32_t read_only;             /* changes nothing on the device */
     uint32_t drive;                 /* enum hifc_drive */
     uint64_t pool_size_bytes;       /* buffer pool; default 64 MiB, rounded up to 2 MiB */
-    uint32_t queue_depth;           /* commands in flight on each queue pair, to 4096; default 128 */
+    uint32_t queue_depth;           /* commands in flight of a queue pair, to 4096; default 128 */
     uint32_t requests_max;          /* requests in flight; above it the answer is Retry; 8192 */
     uint32_t batch_inflight;        /* batches in flight a stream before it coalesces more; 4 */
     uint32_t batch_size_max_bytes;  /* default 8 MiB */

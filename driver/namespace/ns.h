@@ -78,6 +78,7 @@ struct ns_segment {
     uint32_t leases;
     uint8_t state; /* enum ns_state */
     uint8_t cls;   /* enum hifc_class */
+    bool has_room; /* for all of its pages, known since it was opened for appending: room.c */
     bool stuck;    /* reclaim failed on it for good: left alone until the next open */
     struct ns_open *open; /* OPEN and CLOSING only */
     /* SEALED, but its summary could not be written: kept here. */
@@ -413,7 +414,7 @@ struct hifc_ticket *ns_ticket_alloc(struct hifc_ns *ns, uint32_t requests, uint8
 void ns_answer(struct hifc_ns *ns, struct hifc_ticket *ticket, struct hifc_req *req,
                uint32_t callers_pool, int status, uint64_t bytes, const struct hifc_error *error);
 
-/* ---- room.c: room of free segments on a thin device; the janitor's thread, blocks ------------- */
+/* ---- room.c: room of free segments on a thin device; the janitor's thread, blocks ----------- */
 /* So few are ready, with this many more, that the janitor has work. Mutex held. */
 bool ns_room_low(const struct hifc_ns *ns, uint32_t more);
 /* What becomes of the room of a segment whose header says free: kept, or given back. True: it may

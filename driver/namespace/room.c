@@ -22,13 +22,11 @@ static uint64_t body_of(const struct hifc_ns *ns, uint32_t segment, uint64_t *by
     return ns_segment_base(ns, segment) + HIFC_PAGE_BYTES;
 }
 
-static void give_back(struct hifc_ns *ns, uint32_t segment)
+/* Advice only: a device that cannot take it keeps working, and the room stays. */
+static bool give_back(struct hifc_ns *ns, uint32_t segment)
 {
     uint64_t bytes, at = body_of(ns, segment, &bytes);
-    if (ns->device->geometry.deallocate) {
-        /* Advice only: a device that cannot take it keeps working. */
-        (void)hifc_blockio_deallocate(ns->io, at, bytes);
-    }
+    return ns->device->geometry.deallocate && hifc_blockio_deallocate(ns->io, at, bytes) == 0;
 }
 
 static int make_room(struct hifc_ns *ns, uint32_t segment)
@@ -36,7 +34,7 @@ static int make_room(struct hifc_ns *ns, uint32_t segment)
     uint64_t bytes, at = body_of(ns, segment, &bytes);
     int error = hifc_blockio_allocate(ns->io, at, bytes);
     if (error) {
-        give_back(ns, segment); /* a part of a segment is of use to nobody */
+        (void)give_back(ns, segment); /* a part of a segment is of use to nobody */
     }
     return error;
 }
@@ -44,11 +42,11 @@ static int make_room(struct hifc_ns *ns, uint32_t segment)
 bool ns_room_of_freed(struct hifc_ns *ns, uint32_t segment, bool keep)
 {
     const struct hifc_geometry *geometry = &ns->device->geometry;
+    bool has_room = ns->segments[segment].has_room || !geometry->thin;
     if (geometry->thin && (keep || !geometry->deallocate)) {
-        return make_room(ns, segment) == 0;
+        return has_room || make_room(ns, segment) == 0;
     }
-    give_back(ns, segment);
-    return !geometry->thin;
+    return !give_back(ns, segment) ? has_room : !geometry->thin;
 }
 
 void ns_free_add(struct hifc_ns *ns, uint32_t segment, bool has_room)

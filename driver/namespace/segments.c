@@ -95,6 +95,7 @@ static struct ns_open *segment_open(struct hifc_ns *ns, unsigned stream)
                                    .metadata_bytes = HIFC_PAGE_BYTES,
                                    .state = NS_OPEN,
                                    .cls = cls,
+                                   .has_room = true,
                                    .open = open};
     open->ns = ns;
     open->segment = index;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The same blocks under several names: hard links, bind mounts, loop devices, their partitions,
- * volumes and file systems on them. As root where loop devices are permitted; the rest is skipped with the
- * reason.
+ * volumes and file systems on them. As root where loop devices are permitted; the rest is skipped
+ * with the reason.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -95,7 +95,7 @@ static void exclude_writers_only(const char *one, const char *other)
 {
     struct hifc_device *device, *second;
     CHECK_EQ(open_at(one, HIFC_DEVICE_READ_ONLY, &device), 0);
-    CHECK_EQ(open_at(other, HIFC_DEVICE_READ_ONLY, &second), 0); /* readers stand beside each other */
+    CHECK_EQ(open_at(other, HIFC_DEVICE_READ_ONLY, &second), 0); /* readers may be several */
     hifc_device_close(second);
     CHECK_EQ(open_at(other, 0, &second), -EBUSY);
     hifc_device_close(device);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Files as devices: what a format leaves behind that was refused, failed or killed, and file systems
- * that cannot allocate.
+ * Files as devices: what a format leaves behind that was refused, failed or killed, and file
+ * systems that cannot allocate.
  */
 #define _GNU_SOURCE /* O_TMPFILE */
 #include "check.h"
@@ -143,7 +143,8 @@ TEST(a_killed_format_leaves_no_file)
         pid_t child = fork();
         if (child == 0) {
             struct hifc_device *device;
-            char failed = hifc_device_open(uri_with("size=64MiB"), HIFC_DEVICE_CREATE, &device) != 0;
+            const char *uri = uri_with("size=64MiB");
+            char failed = hifc_device_open(uri, HIFC_DEVICE_CREATE, &device) != 0;
             failed = write(told[1], &failed, 1) != 1;
             pause();
             _exit(failed);
@@ -177,7 +178,7 @@ TEST(what_is_not_kept_goes_and_what_somebody_else_made_stays)
     remove_directory();
 }
 
-/* ---- file systems that cannot allocate --------------------------------------------------------- */
+/* ---- file systems that cannot allocate ------------------------------------------------------- */
 
 /* From now on fallocate answers in this process as on ext2, ext3 and NFS. */
 static bool forbid_fallocate(void)
