@@ -19,6 +19,11 @@
 
 #include "hifc.h"
 
+/* How long a test waits for what has to happen: it bounds a hang and nothing else, so that a busy
+ * machine never reaches it. No test judges how long anything took. */
+#define CHECK_HANG_S 120
+#define CHECK_HANG_US (CHECK_HANG_S * INT64_C(1000000))
+
 struct check_test {
     const char *name;
     void (*run)(void);

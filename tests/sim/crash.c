@@ -89,7 +89,6 @@ static int open_ns(const char *uri)
                                   .leases_max = 16,
                                   .events_max = 1024,
                                   .index_entries_max = 4096,
-                                  .command_timeout_ms = 1000,
                                   .no_owner_socket = 1};
     int error = hifc_open(uri, &opts, &ns);
     if (!error) {
@@ -104,7 +103,7 @@ static int run(struct hifc_req *reqs, uint32_t count)
     struct hifc_ticket *ticket;
     int error = hifc_submit(ns, reqs, count, &ticket);
     EXPECT(error == 0, "submit: %d", error);
-    EXPECT(hifc_ticket_wait(ticket, 20000000) == 1, "a request hangs");
+    EXPECT(hifc_ticket_wait(ticket, CHECK_HANG_US) == 1, "a request hangs");
     hifc_ticket_free(ticket);
     return reqs[0].status;
 }
@@ -151,7 +150,7 @@ static bool step_put(void)
         EXPECT(error == 0, "submit: %d", error);
     }
     for (uint32_t i = 0; i < submitted; i++) {
-        EXPECT(hifc_ticket_wait(tickets[i], 20000000) == 1, "a request hangs");
+        EXPECT(hifc_ticket_wait(tickets[i], CHECK_HANG_US) == 1, "a request hangs");
         hifc_ticket_free(tickets[i]);
     }
     bool alive = true;

@@ -85,7 +85,7 @@ TEST(any_memory_in_both_driving_modes)
         struct scripted_device *device = scripted_create(DEVICE_BYTES);
         device->shuffle_seed = 9;
         device->per_poll = 5;
-        struct rig rig = rig_on(device, reactor, 1000);
+        struct rig rig = rig_on(device, reactor, CHECK_HANG_S * 1000);
         move_about(&rig);
         rig_off(&rig);
         scripted_free(device);
@@ -96,7 +96,7 @@ TEST(a_large_read_keeps_a_bounded_number_of_pieces_in_flight)
 {
     struct scripted_device *device = scripted_create(DEVICE_BYTES);
     device->base.geometry.max_transfer_bytes = 1 << 20;
-    struct rig rig = rig_on(device, false, 1000);
+    struct rig rig = rig_on(device, false, CHECK_HANG_S * 1000);
     uint8_t *memory = aligned_alloc(PAGE, DEVICE_BYTES);
     CHECK(memory);
     CHECK_EQ(hifc_blockio_read(rig.io, 0, memory, DEVICE_BYTES), 0);
@@ -119,7 +119,7 @@ TEST(over_the_real_devices)
         struct hifc_engine *engine;
         struct hifc_blockio *io;
         struct hifc_engine_opts opts = {.reactor = variant % 2, .queue_depth = 64, .spin_us = 50,
-                                        .command_timeout_ms = 30000};
+                                        .command_timeout_ms = CHECK_HANG_S * 1000};
         CHECK_EQ(hifc_device_open(uri[variant / 2], HIFC_DEVICE_CREATE, &device), 0);
         CHECK_EQ(hifc_device_keep(device), 0);
         CHECK_EQ(hifc_engine_create(device, &opts, &engine), 0);
@@ -179,7 +179,7 @@ TEST(an_error_names_command_and_place)
     struct hifc_error error;
     device->fail_offset = (1 << 20) + 5 * PAGE;
     for (unsigned reactor = 0; reactor < 2; reactor++) {
-        struct rig rig = rig_on(device, reactor, 1000);
+        struct rig rig = rig_on(device, reactor, CHECK_HANG_S * 1000);
         CHECK_EQ(hifc_blockio_read(rig.io, 0, memory, 4 << 20), -EIO);
         CHECK_EQ(hifc_last_error(&error), -EIO);
         CHECK_EQ(error.sct, HIFC_SCT_MEDIA);
@@ -235,7 +235,7 @@ TEST(threads_take_turns)
 {
     for (unsigned reactor = 0; reactor < 2; reactor++) {
         struct scripted_device *device = scripted_create(DEVICE_BYTES);
-        struct rig rig = rig_on(device, reactor, 1000);
+        struct rig rig = rig_on(device, reactor, CHECK_HANG_S * 1000);
         struct user users[3];
         pthread_t threads[3];
         for (unsigned i = 0; i < 3; i++) {

@@ -220,7 +220,7 @@ static void fill_queue(struct rig *rig, uint32_t depth, uint8_t op, uint8_t *mem
     CHECK_EQ(taken, depth);
     CHECK_EQ(rig->device->ops->submit(rig->qpair, pointers + taken, count - taken), 0);
     CHECK_EQ(rig_completed, 0);
-    for (double end = rig_now() + 30; rig_completed < count;) {
+    for (double end = rig_now() + CHECK_HANG_S; rig_completed < count;) {
         CHECK(rig_poll(rig) >= 0);
         if (taken < count) {
             taken += rig->device->ops->submit(rig->qpair, pointers + taken, count - taken);
@@ -457,10 +457,10 @@ TEST(two_queue_pairs_see_each_others_writes)
 
 static void sleep_until_done(struct rig *rig, int fd, struct hifc_io *io)
 {
-    double end = rig_now() + 30;
+    double end = rig_now() + CHECK_HANG_S;
     while (!io->owner) {
         struct pollfd pollfd = {.fd = fd, .events = POLLIN};
-        CHECK(poll(&pollfd, 1, 5000) == 1); /* a lost wake-up */
+        CHECK(poll(&pollfd, 1, CHECK_HANG_S * 1000) == 1); /* a lost wake-up */
         rig_poll(rig);
         CHECK(rig_now() < end);
     }
@@ -515,7 +515,7 @@ TEST(a_timeout_returns_every_command_once)
             }
             rig_completed = 0;
             CHECK_EQ(rig.device->ops->submit(rig.qpair, pointers, 32), 32);
-            for (double end = rig_now() + 30; rig_completed < 32;) {
+            for (double end = rig_now() + CHECK_HANG_S; rig_completed < 32;) {
                 if (rig_poll(&rig) < 0) { /* its queue pair is lost, and all came back */
                     CHECK(rig.device->geometry.registered_only);
                     CHECK_EQ(rig_completed, 32);

@@ -55,7 +55,7 @@ static void scribble(uint64_t offset, const void *data, uint32_t bytes)
     struct hifc_device *device;
     struct hifc_engine *engine;
     struct hifc_blockio *io;
-    struct hifc_engine_opts opts = {.queue_depth = 4, .command_timeout_ms = 1000};
+    struct hifc_engine_opts opts = {.queue_depth = 4, .command_timeout_ms = CHECK_HANG_S * 1000};
     CHECK_EQ(hifc_device_open(NAME, 0, &device), 0);
     CHECK_EQ(hifc_engine_create(device, &opts, &engine), 0);
     CHECK_EQ(hifc_blockio_create(device, engine, &io), 0);
@@ -195,7 +195,7 @@ TEST(the_new_header_is_above_every_page_of_the_old_life)
     struct hifc_device *device;
     struct hifc_engine *engine;
     struct hifc_blockio *io;
-    struct hifc_engine_opts opts = {.queue_depth = 4, .command_timeout_ms = 1000};
+    struct hifc_engine_opts opts = {.queue_depth = 4, .command_timeout_ms = CHECK_HANG_S * 1000};
     struct hifc_segment_header *header = aligned_alloc(HIFC_PAGE_BYTES, HIFC_PAGE_BYTES);
     CHECK_EQ(hifc_device_open(NAME, 0, &device), 0);
     CHECK_EQ(hifc_engine_create(device, &opts, &engine), 0);

@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <stdbool.h>
-#include <unistd.h>
 
 #include "device/ram.h"
 
@@ -53,6 +52,15 @@ static int put(uint32_t n, uint64_t offset, uint32_t length, uint32_t parts, uin
     struct hifc_req req = {.op = HIFC_OP_PUT, .cls = cls, .key = key_of(n),
                            .buffer_offset = offset, .length = length, .part_count = parts};
     return submit_and_wait(ns, &req, 1);
+}
+
+static int put_until_taken(uint32_t n, uint64_t offset, uint32_t length, uint32_t parts,
+                           uint8_t cls)
+{
+    fill(pool + offset, n, length);
+    struct hifc_req req = {.op = HIFC_OP_PUT, .cls = cls, .key = key_of(n),
+                           .buffer_offset = offset, .length = length, .part_count = parts};
+    return submit_until_taken(ns, &req);
 }
 
 static int get(uint32_t n, uint64_t offset, uint32_t value_offset, uint32_t length)
@@ -304,12 +312,7 @@ static void more_keys_than_the_index_holds(uint32_t drive)
     pool = hifc_pool_base(ns, 0, NULL);
     CHECK_EQ(hifc_buffer_alloc(ns, 4096, &at), 0);
     for (uint32_t i = 0; i < 2000; i++) {
-        int status = HIFC_RETRY;
-        for (unsigned attempt = 0; attempt < 2000 && status == HIFC_RETRY; attempt++) {
-            usleep(attempt > 0 ? 1000 : 0);
-            status = put(i, at, 64, 1, HIFC_REUSE);
-        }
-        CHECK_EQ(status, HIFC_OK);
+        CHECK_EQ(put_until_taken(i, at, 64, 1, HIFC_REUSE), HIFC_OK);
     }
     CHECK_EQ(get(1999, at, 0, 0), HIFC_OK);
     check_value(1999, at, 0, 64);

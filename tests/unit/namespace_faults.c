@@ -22,7 +22,7 @@ static void start(uint32_t drive)
 {
     struct hifc_format_opts format = {.segment_size_bytes = SEGMENT_BYTES, .force = 1};
     struct hifc_open_opts opts = {
-        .drive = drive, .pool_size_bytes = 4u << 20, .command_timeout_ms = 500};
+        .drive = drive, .pool_size_bytes = 4u << 20};
     CHECK_EQ(hifc_format(PLAIN, &format), 0);
     CHECK_EQ(hifc_open("faulty+" PLAIN, &opts, &ns), 0);
     device = hifc_faulty_find(NAME);
@@ -45,7 +45,7 @@ static int run(struct hifc_req *req)
     struct hifc_ticket *ticket;
     struct hifc_ticket_info info;
     CHECK_EQ(hifc_submit(ns, req, 1, &ticket), 0);
-    CHECK_EQ(hifc_ticket_wait(ticket, 10000000), 1);
+    CHECK_EQ(hifc_ticket_wait(ticket, CHECK_HANG_US), 1);
     CHECK_EQ(hifc_ticket_info(ticket, &info), 0);
     error_seen = info.first_error;
     hifc_ticket_free(ticket);

@@ -28,16 +28,9 @@ static struct hifc_key key_of(uint32_t n)
 
 static int put(uint32_t n, uint64_t at)
 {
-    int status = HIFC_RETRY;
-    for (unsigned attempt = 0; attempt < 500 && status == HIFC_RETRY; attempt++) {
-        struct hifc_req req = {.op = HIFC_OP_PUT, .cls = HIFC_SWAP, .key = key_of(n),
-                               .buffer_offset = at, .length = VALUE_BYTES};
-        status = submit_and_wait(ns, &req, 1);
-        if (status == HIFC_RETRY) {
-            usleep(200);
-        }
-    }
-    return status;
+    struct hifc_req req = {.op = HIFC_OP_PUT, .cls = HIFC_SWAP, .key = key_of(n),
+                           .buffer_offset = at, .length = VALUE_BYTES};
+    return submit_until_taken(ns, &req);
 }
 
 static void *lease_and_release(void *argument)

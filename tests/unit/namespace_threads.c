@@ -72,7 +72,7 @@ static void *worker(void *argument)
         }
         struct hifc_ticket *ticket;
         CHECK_EQ(hifc_submit(ns, reqs, BATCH, &ticket), 0);
-        CHECK_EQ(hifc_ticket_wait(ticket, 30000000), 1);
+        CHECK_EQ(hifc_ticket_wait(ticket, CHECK_HANG_US), 1);
         hifc_ticket_free(ticket);
         for (uint32_t i = 0; i < BATCH; i++) {
             CHECK(reqs[i].status >= 0 && reqs[i].status != HIFC_IN_FLIGHT);
