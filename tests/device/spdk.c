@@ -22,7 +22,6 @@
 
 #define MIB (1u << 20)
 #define COUNT 32
-#define BOUND_S 15 /* of what must not hang: one probe and one admin command, and some */
 
 static const char *uri(void)
 {
@@ -36,6 +35,26 @@ static const char *uri(void)
 
 static pid_t target;
 
+/* The state of the target's process in /proc, '-' when it is gone; its threads may still end after
+ * the first of them became a zombie. */
+static char target_state(void)
+{
+    char path[64], text[512] = "", state = '-';
+    int threads = 0;
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)target);
+    FILE *file = fopen(path, "r");
+    if (file) {
+        text[fread(text, 1, sizeof(text) - 1, file)] = 0;
+        fclose(file);
+    }
+    const char *after_name = strrchr(text, ')');
+    if (after_name) {
+        CHECK_EQ(sscanf(after_name + 1, " %c%*s%*s%*s%*s%*s%*s%*s%*s%*s%*s%*s%*s%*s%*s%*s%*s%d",
+                        &state, &threads), 2);
+    }
+    return state == 'Z' && threads > 1 ? 'R' : state;
+}
+
 static void signal_target(int number)
 {
     if (!target) {
@@ -44,7 +63,11 @@ static void signal_target(int number)
     }
     CHECK(target > 1);
     CHECK_EQ(kill(target, number), 0);
-    usleep(50000);
+    const char *reached = number == SIGSTOP ? "T" : number == SIGKILL ? "ZX-" : NULL;
+    for (double end = rig_now() + CHECK_HANG_S; reached && !strchr(reached, target_state());) {
+        CHECK(rig_now() < end);
+        usleep(1000);
+    }
 }
 
 static void restart_target(void)
@@ -83,10 +106,10 @@ static void start_load(struct rig *rig, struct load *load)
 }
 
 /* Polls until the queue pair is lost; every command must have come back by then. */
-static int poll_until_lost(struct rig *rig, double bound_s)
+static int poll_until_lost(struct rig *rig)
 {
     int rc = 0;
-    for (double end = rig_now() + bound_s; rc >= 0;) {
+    for (double end = rig_now() + CHECK_HANG_S; rc >= 0;) {
         rc = rig_poll(rig);
         CHECK(rig_now() < end);
     }
@@ -235,7 +258,7 @@ TEST(scattered_commands_across_every_boundary_move_the_right_bytes)
         }
         rig_completed = 0;
         uint32_t taken = 0;
-        for (double end = rig_now() + 30; rig_completed < 16;) {
+        for (double end = rig_now() + CHECK_HANG_S; rig_completed < 16;) {
             taken += rig.device->ops->submit(rig.qpair, pointers + taken, 16 - taken);
             CHECK(rig_poll(&rig) >= 0);
             CHECK(rig_now() < end);
@@ -258,13 +281,13 @@ TEST(scattered_commands_across_every_boundary_move_the_right_bytes)
 
 TEST(a_stopped_target_times_out_and_comes_back)
 {
-    struct rig rig = open_with_timeout(500);
+    struct rig rig = open_with_timeout(2000);
     struct load load;
     signal_target(SIGSTOP);
-    start_load(&rig, &load);
     double start = rig_now();
-    CHECK_EQ(poll_until_lost(&rig, 5), -ETIMEDOUT);
-    CHECK(rig_now() - start >= 0.4);
+    start_load(&rig, &load);
+    CHECK_EQ(poll_until_lost(&rig), -ETIMEDOUT);
+    CHECK(rig_now() - start >= 1.9); /* not before its time */
     for (int i = 0; i < COUNT; i++) {
         CHECK_EQ(load.ios[i].error, -ETIMEDOUT);
     }
@@ -275,13 +298,11 @@ TEST(a_stopped_target_times_out_and_comes_back)
     CHECK_EQ(late.error, -EIO);
     rig.device->ops->qpair_close(rig.qpair);
     for (int i = 0; i < 2; i++) {
-        start = rig_now();
         CHECK_EQ(rig.device->ops->qpair_open(rig.device, COUNT, 500, &rig.qpair), -ETIMEDOUT);
         CHECK(last_error_says("stopped"));
-        CHECK(rig_now() - start < BOUND_S);
-    }
+        }
     signal_target(SIGCONT);
-    CHECK_EQ(rig.device->ops->qpair_open(rig.device, COUNT, 5000, &rig.qpair), 0);
+    CHECK_EQ(rig.device->ops->qpair_open(rig.device, COUNT, RIG_TIMEOUT_MS, &rig.qpair), 0);
     expect_works(&rig);
     rig_free(load.memory);
     rig_close(&rig);
@@ -294,16 +315,12 @@ TEST(a_stopped_target_can_be_left)
     signal_target(SIGSTOP);
     start_load(&rig, &load);
     rig_poll(&rig);
-    double start = rig_now();
     rig_close(&rig);
     CHECK_EQ(rig_completed, COUNT);
     for (int i = 0; i < COUNT; i++) {
         CHECK(load.ios[i].error == 0 || load.ios[i].error == -ECANCELED);
     }
-    CHECK(rig_now() - start < BOUND_S);
-    start = rig_now();
     expect_open(uri(), -ETIMEDOUT, "no answer within");
-    CHECK(rig_now() - start < BOUND_S);
     signal_target(SIGCONT);
     rig = rig_open(uri(), 0, COUNT);
     expect_works(&rig);
@@ -317,9 +334,7 @@ TEST(a_health_log_of_a_stopped_target_is_an_error)
     struct rig rig = rig_open(uri(), 0, COUNT);
     CHECK_EQ(hifc_device_health(rig.device, log), 0);
     signal_target(SIGSTOP);
-    double start = rig_now();
     CHECK_EQ(hifc_device_health(rig.device, log), -ETIMEDOUT);
-    CHECK(rig_now() - start < BOUND_S);
     signal_target(SIGCONT);
     CHECK_EQ(hifc_device_health(rig.device, log), 0);
     expect_works(&rig);
@@ -350,7 +365,7 @@ TEST(a_drive_that_leaves_finishes_what_it_has_and_takes_no_more)
     ask_to_leave(&rig, 0);
     struct hifc_io late = rig_io(HIFC_IO_READ, 0, load.memory, 4096), *pointer = &late;
     CHECK_EQ(rig.device->ops->submit(rig.qpair, &pointer, 1), 1);
-    for (double end = rig_now() + BOUND_S; rig_poll(&rig) >= 0;) {
+    for (double end = rig_now() + CHECK_HANG_S; rig_poll(&rig) >= 0;) {
         CHECK(rig_now() < end);
     }
     CHECK_EQ(rig_completed, COUNT + 1);
@@ -370,12 +385,12 @@ TEST(a_drive_that_leaves_and_does_not_get_done_is_lost)
     struct load load;
     signal_target(SIGSTOP);
     start_load(&rig, &load);
-    ask_to_leave(&rig, 4500); /* of five seconds */
+    double start = rig_now();
+    ask_to_leave(&rig, 3000); /* of five seconds */
     struct hifc_io late = rig_io(HIFC_IO_READ, 0, load.memory, 4096), *pointer = &late;
     CHECK_EQ(rig.device->ops->submit(rig.qpair, &pointer, 1), 0); /* full */
-    double start = rig_now();
-    CHECK(poll_until_lost(&rig, 10) < 0);
-    CHECK(rig_now() - start >= 0.4);
+    CHECK(poll_until_lost(&rig) < 0);
+    CHECK(rig_now() - start >= 1.9); /* not before its time */
     expect_refused(&rig);
     signal_target(SIGCONT);
     rig_free(load.memory);
@@ -387,9 +402,7 @@ TEST(an_idle_drive_that_leaves_can_be_closed)
     struct rig rig = rig_open(uri(), 0, COUNT);
     ask_to_leave(&rig, 60000);
     expect_refused(&rig);
-    double start = rig_now();
     rig_close(&rig);
-    CHECK(rig_now() - start < BOUND_S);
     rig = rig_open(uri(), 0, COUNT); /* another device: it was not the target that left */
     expect_works(&rig);
     rig_close(&rig);
@@ -406,24 +419,22 @@ TEST(a_killed_target_is_an_error_and_its_successor_works)
     start_load(&rig, &load);
     rig_poll(&rig);
     signal_target(SIGKILL);
-    for (double end = rig_now() + 5; rig_completed < COUNT;) {
+    for (double end = rig_now() + CHECK_HANG_S; rig_completed < COUNT;) {
         rig_poll(&rig);
         CHECK(rig_now() < end);
     }
     rig_free(load.memory);
     start_load(&rig, &load);
-    int rc = poll_until_lost(&rig, 5);
+    int rc = poll_until_lost(&rig);
     CHECK(rc < 0);
     for (int i = 0; i < COUNT; i++) {
         CHECK_EQ(load.ios[i].error, -EIO);
     }
     rig.device->ops->qpair_close(rig.qpair);
-    double start = rig_now();
-    CHECK_EQ(rig.device->ops->qpair_open(rig.device, COUNT, 5000, &rig.qpair), -ENODEV);
+    CHECK_EQ(rig.device->ops->qpair_open(rig.device, COUNT, RIG_TIMEOUT_MS, &rig.qpair), -ENODEV);
     CHECK(last_error_says("refused"));
-    CHECK(rig_now() - start < BOUND_S);
     restart_target();
-    CHECK_EQ(rig.device->ops->qpair_open(rig.device, COUNT, 5000, &rig.qpair), 0);
+    CHECK_EQ(rig.device->ops->qpair_open(rig.device, COUNT, RIG_TIMEOUT_MS, &rig.qpair), 0);
     expect_works(&rig);
     rig_free(load.memory);
     rig_close(&rig);
@@ -457,7 +468,7 @@ TEST(two_queue_pairs_come_back_one_after_the_other)
         struct hifc_io io = rig_io(HIFC_IO_READ, 0, memory, 4096), *pointer = &io;
         CHECK_EQ(rig.device->ops->submit(all[i]->qpair, &pointer, 1), 1);
         int rc = 0;
-        for (double end = rig_now() + 5; rc >= 0;) {
+        for (double end = rig_now() + CHECK_HANG_S; rc >= 0;) {
             rc = rig_poll(all[i]);
             CHECK(rig_now() < end);
         }
@@ -476,10 +487,8 @@ TEST(a_killed_target_can_be_left)
 {
     struct rig rig = rig_open(uri(), 0, COUNT);
     signal_target(SIGKILL);
-    double start = rig_now();
     rig_close(&rig);
     expect_open(uri(), -ENODEV, "refused");
-    CHECK(rig_now() - start < BOUND_S);
     restart_target();
     rig = rig_open(uri(), 0, COUNT);
     expect_works(&rig);

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spdk
 
 REPOSITORY = Path(__file__).parents[2]
-TIMEOUT_S = 120
+TIMEOUT_S = 900  # of a hang
 SLOW = {
     "an_idle_device_is_kept_alive",
     "a_stopped_target_times_out_and_comes_back",
