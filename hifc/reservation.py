@@ -48,7 +48,7 @@ class Reservation(Scoped):
         return bool(self._request.handle)
 
     def __repr__(self) -> str:
-        state = "open" if self._handle is not None else f"over, {self.answer}"
+        state = "open" if self else f"over, {self.answer}"
         return f"<Reservation of key {self.key.hex()}, {self.length_bytes} bytes, {state}>"
 
     @property
@@ -108,7 +108,7 @@ class Lease(Scoped):
 
     def __repr__(self) -> str:
         there = int((self.answers == Answer.OK).sum())
-        state = "over" if self._lease is None else "held"
+        state = "held" if self._lease.value else "over"
         return f"<Lease of {there} of {self.answers.size} keys, {state}>"
 
     def release(self) -> None:

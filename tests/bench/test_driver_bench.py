@@ -30,7 +30,7 @@ def run(*arguments: str) -> Any:
         [sys.executable, REPOSITORY / "tools/bench/driver", "--quick", "--json", *arguments],
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=1800,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -20,7 +20,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, PROGRAM, "--quick", *arguments],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1800,
         check=False,
     )
 

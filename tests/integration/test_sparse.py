@@ -366,7 +366,7 @@ def test_the_attention_function_is_known_before_a_cache_is_made() -> None:
         "import hifc.integrations.transformers, transformers as t;"
         "assert 'hifc_sparse' in t.AttentionInterface().valid_keys()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_a_block_that_is_gone_is_an_error_until_reset(memory: Namespace) -> None:

@@ -30,7 +30,7 @@ def test_sparse_bench(checkpoint: Path, tmp_path: Path) -> None:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=3600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

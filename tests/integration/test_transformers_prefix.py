@@ -404,7 +404,7 @@ def test_prefix_survives_a_restart_of_the_process(tmp_path: Path) -> None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=1800,
             check=False,
         )
         assert child.returncode == 0, child.stderr[-2000:]

@@ -78,7 +78,7 @@ def test_wrong_usage(admin: Shell, words: list[str]) -> None:
 def test_help_shows_what_the_verb_honours(admin: Shell) -> None:
     for verb, honoured in (("format", True), ("info", False)):
         verb_help = subprocess.check_output(
-            [sys.executable, "-m", "hifc_admin.main", verb, "--help"], text=True, timeout=60
+            [sys.executable, "-m", "hifc_admin.main", verb, "--help"], text=True, timeout=300
         )
         assert ("--dry-run" in verb_help) == honoured
     assert admin("info", "ram://x", "--dry-run") == Exit.USAGE

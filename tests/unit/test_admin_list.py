@@ -152,7 +152,8 @@ def engine(host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(owner, "owners", lambda root: [(path, owner.ask(path, "hello"))])
     yield path
     listener.shutdown(socket.SHUT_RDWR)
-    thread.join(5)
+    thread.join(120)
+    assert not thread.is_alive()
     listener.close()
     path.unlink()
 

@@ -166,10 +166,10 @@ def test_json_may_stand_after_the_verb(admin: Shell, uri: str, path: Path) -> No
 
 def test_console_script(uri: str, path: Path) -> None:
     words = ["hifc-admin", "format", uri, "--confirm", str(path), "--segment-size", SEGMENT]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("formatted ")
-    help_text = subprocess.check_output(["hifc-admin", "format", "--help"], text=True, timeout=60)
+    help_text = subprocess.check_output(["hifc-admin", "format", "--help"], text=True, timeout=300)
     assert "example: hifc-admin format" in help_text
 
 

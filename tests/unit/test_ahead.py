@@ -79,7 +79,7 @@ def ring_of(hifc: HiFC, names: list[bytes]) -> Ring:
 def await_all(hifc: HiFC) -> None:
     ring = hifc.ahead._ring
     assert ring is not None
-    assert ring.wait(np.arange(ring.statuses.size), 30)
+    assert ring.wait(np.arange(ring.statuses.size), 120)
 
 
 @contextlib.contextmanager
@@ -410,7 +410,7 @@ def test_threads_that_load_store_and_observe(hifc: HiFC) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(work, seed) for seed in range(4)]:
-            done.result(timeout=120)
+            done.result(timeout=600)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -316,7 +316,7 @@ def test_delete_without_room_is_no_miss(ram: Opener) -> None:
     ns = ram.open()
     names = [i.to_bytes(16, "little") for i in range(4000)]
     for some in (names[:2000], names[2000:]):
-        assert ns.put_many(some, np.ones((2000, 100), np.uint8)).wait(30)
+        assert ns.put_many(some, np.ones((2000, 100), np.uint8)).wait(120)
     assert not ns.lookup(names).any()
     lease = ns.lease(names, 600)
     data = np.ones(MIB // 2, np.uint8)

@@ -165,7 +165,11 @@ def test_the_bench_prints_and_draws(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     words = ["--accesses", "2000", "--json", "--plot", str(tmp_path / "ratio.svg")]
     done = subprocess.run(
-        [sys.executable, str(TOOL), *words], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, str(TOOL), *words],
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=True,
     )
     results = json.loads(done.stdout)["results"]
     assert list(results) == ["gentle", "steep", "late", "zipf", "scan"]

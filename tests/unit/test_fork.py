@@ -70,7 +70,7 @@ def test_every_call_refuses_in_the_child(ns: Namespace) -> None:
         ns.close()
 
     in_child(child)
-    assert ticket.wait(30)
+    assert ticket.wait(120)
     assert ticket.ok
     assert ns.get(KEY).tobytes() == b"x" * 10_000
     assert reservation.commit is not None

@@ -348,7 +348,7 @@ def test_blocks_come_from_a_namespace(ns: Namespace) -> None:
         brought = {}
         for _ in range(3):
             prefetcher.update(attention)
-            assert ring.wait(np.arange(4), timeout_s=30)
+            assert ring.wait(np.arange(4), timeout_s=120)
             landed = issuer.settle()
             for landing, block in zip(landed.landings, landed.blocks.tolist(), strict=True):
                 brought[block] = issuer.bytes_of(landing)[:size].copy()

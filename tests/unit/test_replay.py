@@ -452,7 +452,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=1800,
     )
 
 

@@ -25,7 +25,7 @@ def report(folder: Path, cases: str, *more: str, ci: bool = False) -> tuple[int,
         [sys.executable, REPORT, folder, *more],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
         env={"CI": "true"} if ci else {},
     )

@@ -57,7 +57,7 @@ def test_blocks_arrive(ns: Namespace) -> None:
         words = np.arange(BLOCKS)
         wanted = make_descriptors(keys_of(order), words * BLOCK // 4096, words)
         assert ring.submit(wanted) == BLOCKS
-        assert ring.wait(words, 30)
+        assert ring.wait(words, 120)
         assert (ring.statuses[:BLOCKS] == RingStatus.OK).all()
         assert (ring.arena.reshape(BLOCKS, BLOCK) == data[order]).all()
         assert ring.header.answers == BLOCKS
@@ -76,12 +76,12 @@ def test_parts_arrive_and_neighbours_are_one_read(ns: Namespace) -> None:
             keys_of(np.full(PARTS, 3)), words, words, first_part=words, part_count=1
         )
         assert ring.submit(wanted) == PARTS
-        assert ring.wait(words, 30)
+        assert ring.wait(words, 120)
         assert (ring.statuses[:PARTS] == RingStatus.OK).all()
         assert (ring.arena[:BLOCK] == data[3]).all()
         one = make_descriptors(keys_of(5), 10, 9, first_part=2, part_count=1)
         ring.submit(one)
-        assert ring.wait(9, 30)
+        assert ring.wait(9, 120)
         assert (ring.arena[10 * 4096 : 10 * 4096 + part] == data[5, 2 * part : 3 * part]).all()
     assert ns.stats().prefetch_reads <= 1 + PARTS  # 2 where the thread did not come in between
 
@@ -105,7 +105,7 @@ def test_numpy_is_a_producer(ns: Namespace) -> None:
                 ring.descriptors[field][at] = wanted[field]
             ring.descriptors["sequence"][at] = positions // slots + 1
             ring.kick()
-            assert ring.wait(words, 30)
+            assert ring.wait(words, 120)
             assert (ring.statuses[words] == RingStatus.OK).all()
             assert (ring.arena.reshape(BLOCKS, BLOCK)[:8] == data[numbers]).all()
             produced += 8
@@ -123,7 +123,7 @@ def test_every_answer(ns: Namespace) -> None:
             part_count=[0, 0, 0, 2],
         )
         assert ring.submit(wanted) == 4
-        assert ring.wait([0, 1, 2, 3], 30)
+        assert ring.wait([0, 1, 2, 3], 120)
         assert ring.statuses[:4].tolist() == [
             RingStatus.OK,
             RingStatus.MISS,
@@ -144,7 +144,7 @@ def test_overflow_and_cancel(device: Opener) -> None:
         assert ring.cancel([4, 5, 6]) == 3
         assert ring.submit(wanted) == 1
         assert ns.stats().prefetch_overflowed == 11
-        assert ring.wait(words, 30)
+        assert ring.wait(words, 120)
         cancelled = ring.statuses[words] == RingStatus.CANCELLED
         assert np.flatnonzero(cancelled).tolist() == [4, 5, 6]
         assert ns.stats().prefetch_cancelled == 3
@@ -155,7 +155,7 @@ def test_duplicates_are_dropped(device: Opener) -> None:
     stored(ns)
     with open_ring(ns) as ring:
         ring.submit(make_descriptors(keys_of([1, 1]), [0, 4], [0, 1]))
-        assert ring.wait([0, 1], 30)
+        assert ring.wait([0, 1], 120)
         assert ring.statuses[:2].tolist() == [RingStatus.OK, RingStatus.DUPLICATE]
         assert ns.stats().prefetch_duplicates == 1
 
@@ -172,7 +172,7 @@ def test_threads_produce_at_once(ns: Namespace) -> None:
             for _ in range(60):
                 numbers = thread * 8 + rng.permutation(8)  # each its own, so none is a duplicate
                 wanted = make_descriptors(keys_of(numbers), words * BLOCK // 4096, words)
-                if ring.submit(wanted) != 8 or not ring.wait(words, 30):
+                if ring.submit(wanted) != 8 or not ring.wait(words, 120):
                     failures.append(f"thread {thread}: not taken, or not answered")
                 if not (blocks[words] == data[numbers]).all():
                     failures.append(f"thread {thread}: {ring.statuses[words]}")
@@ -198,7 +198,7 @@ def test_damage_is_a_miss(tmp_path: Path) -> None:
             file.write(b"damaged!")
         with open_ring(ns) as ring:
             ring.submit(make_descriptors(keys_of([4, 5]), [0, 4], [0, 1]))
-            assert ring.wait([0, 1], 30)
+            assert ring.wait([0, 1], 120)
             assert ring.statuses[:2].tolist() == [RingStatus.MISS, RingStatus.OK]
             assert not ring.arena[:BLOCK].any()
             assert ns.stats().corrupt_count == 1
@@ -216,7 +216,7 @@ def test_a_ring_is_closed_while_others_use_it(ram: Opener) -> None:
             try:
                 while True:
                     ring.submit(wanted)
-                    ring.wait(np.arange(8), 30)
+                    ring.wait(np.arange(8), 120)
             except ClosedError:
                 refused.append(True)
 
@@ -228,7 +228,7 @@ def test_a_ring_is_closed_while_others_use_it(ram: Opener) -> None:
         for closer in closers:
             closer.start()
         for thread in threads + closers:
-            thread.join(60)
+            thread.join(120)
             assert not thread.is_alive()
         assert refused == [True, True]
 
@@ -239,7 +239,7 @@ def test_arrays_outlive_the_ring_and_the_namespace(ram: Opener) -> None:
     ring = open_ring(ns)
     statuses, descriptors = ring.statuses, ring.descriptors
     ring.submit(make_descriptors(keys_of([1]), [0], [0]))
-    assert ring.wait(0, 30)
+    assert ring.wait(0, 120)
     ns.close()
     assert ring.closed
     assert ring.header.state == 3
@@ -265,7 +265,7 @@ def test_a_dropped_ring_is_closed_and_gives_its_arena_back(ram: Opener) -> None:
     del ring
     gc.collect()
     assert died() is None
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while ns.stats().buffer_used_bytes > used:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -350,7 +350,7 @@ def test_a_child_of_fork_is_refused(ram: Opener) -> None:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     ring.submit(make_descriptors(keys_of([1]), 0, 0))
-    assert ring.wait(0, 30)
+    assert ring.wait(0, 120)
     assert ring.statuses[0] == RingStatus.OK
 
 
@@ -365,7 +365,7 @@ def test_statistics_are_exported(tmp_path: Path) -> None:
         ns.put(bytes(16), b"x" * BLOCK)
         with ns.ring(ns.buffer(BLOCK), BLOCK) as ring:
             ring.submit(make_descriptors([bytes(16), b"n" * 16], 0, [0, 1]))
-            assert ring.wait([0, 1], 30)
+            assert ring.wait([0, 1], 120)
         assert engine.metrics["namespace_prefetch_completed"] == 1
         assert engine.metrics["namespace_prefetch_failed"] == 1
         assert "hifc_namespace_prefetch_submitted 2" in engine.metrics.prometheus()

@@ -374,7 +374,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scripted")
     source = REPOSITORY / "tests/scripted_gpu.c"
     command = ["cc", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", source]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=300)
     (folder / "libgdrapi.so.2").symlink_to("libcuda.so.1")
     return folder
 
@@ -402,7 +402,7 @@ class Scripted:
                 "LD_LIBRARY_PATH": str(self._libraries),
                 "PYTHONPATH": os.pathsep.join(sys.path),
             },
-            pass_fds=[write], capture_output=True, text=True, timeout=60, check=False,
+            pass_fds=[write], capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         os.close(write)
         with os.fdopen(read) as log:
