@@ -17,7 +17,7 @@
 #include "device/device.h"
 #include "error.h"
 
-#define RIG_TIMEOUT_MS 10000u
+#define RIG_TIMEOUT_MS (CHECK_HANG_S * 1000u)
 
 struct rig {
     struct hifc_device *device;
@@ -92,7 +92,7 @@ static inline int rig_poll(struct rig *rig)
 
 static inline void rig_wait(struct rig *rig, struct hifc_io *io)
 {
-    double end = rig_now() + 30;
+    double end = rig_now() + CHECK_HANG_S;
     while (!io->owner) {
         CHECK(rig_poll(rig) >= 0);
         CHECK(rig_now() < end);

@@ -23,7 +23,7 @@ import hifc
 SYNCED = 8
 BATCH = 4
 VALUE_BYTES = 64 << 10
-BUSY_S = 180.0
+BUSY_S = 1800.0
 
 
 def key(number: int) -> bytes:

@@ -95,7 +95,7 @@ def test_a_mounted_drive_is_refused(admin: Shell, used: Drive, tmp_path: Path) -
 
 
 def test_a_mount_of_another_namespace_is_refused(admin: Shell, used: Drive, tmp_path: Path) -> None:
-    command = f"mount -o ro {partition(used)} {tmp_path} && echo there && exec sleep 100"
+    command = f"mount -o ro {partition(used)} {tmp_path} && echo there && exec sleep 600"
     with subprocess.Popen(["unshare", "-m", "sh", "-c", command], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
@@ -152,7 +152,7 @@ def test_swap_is_refused(admin: Shell, small: Drive) -> None:
 
 def test_a_process_that_holds_it_is_refused(admin: Shell, free: Drive) -> None:
     with free.pci.block_device().open("rb") as node:
-        command = ["sleep", "100"]
+        command = ["sleep", "600"]
         with subprocess.Popen(command, stdin=node) as child:
             refused(admin, free, "process")
             child.kill()
@@ -247,7 +247,7 @@ def test_udev_opens_the_bound_drives_group_and_no_other_one(
             node.chmod(0o600)
             device = f"/sys/class/vfio/{node.name}"
             subprocess.run([udev, "trigger", "--action=add", device], check=True)
-        subprocess.run([udev, "settle", "--timeout=20"], check=True)
+        subprocess.run([udev, "settle", "--timeout=180"], check=True)
         assert access(mine) == (0, installed, 0o660)
         assert access(foreign) == (0, 0, 0o600)
     finally:
@@ -265,7 +265,7 @@ def use_as(
 
     command = [sys.executable, "-P", "-c", USE, str(uid), str(gid), uri]
     return subprocess.run(
-        command, preexec_fn=lift, capture_output=True, text=True, check=False, timeout=120
+        command, preexec_fn=lift, capture_output=True, text=True, check=False, timeout=600
     )
 
 
@@ -298,7 +298,7 @@ def test_members_of_the_group_use_it_without_root(
 def test_a_drive_in_use_is_not_given_back(admin: Shell, given: Drive) -> None:
     with (
         group_node(given.pci).open("r+b", buffering=0) as node,
-        subprocess.Popen(["sleep", "100"], stdin=node) as child,
+        subprocess.Popen(["sleep", "600"], stdin=node) as child,
     ):
         code, document = admin.json("unbind", given.pci.bdf)
         assert (code, codes(document)) == (Exit.REFUSED, {"process"})

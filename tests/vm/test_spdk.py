@@ -181,7 +181,8 @@ def test_a_drive_that_the_kernel_has_locked_is_waited_for(bound: Drive) -> None:
     state = Path(f"/proc/{reset.pid}/stat")
     wait_until(lambda: state.read_text().split()[2] in "DZ", "a reset that sleeps with the lock")
     with Namespace.open(bound.uri) as ns:
-        assert reset.wait(timeout=0) == 0
+        # VFIO gives nobody a drive that is locked: the write has returned, or is about to.
+        assert reset.wait(timeout=180) == 0
         store(ns)
         assert_stored(ns)
 
@@ -235,7 +236,7 @@ def test_unplugged_under_load(bound: Drive, qmp: Qmp) -> None:
 
 
 def test_torn_out_under_load(bound: Drive) -> None:
-    with under_load(bound, timeout_ms=1000) as child:
+    with under_load(bound) as child:
         with bound.pci.cut_off():
             error = child.error(FAULT_TIMEOUT_S)
             assert error["type"] == "DeviceError", error

@@ -115,7 +115,7 @@ def test_it_is_verified(admin: Shell, served: Drive) -> None:
     started_s = time.monotonic()
     found = done(admin, "scrub", served.uri, "--rate", "256KiB")
     assert (found["entries_read"], found["corrupt"], found["unreadable"]) == (VALUES, 0, 0)
-    assert time.monotonic() - started_s > 1.0  # 384 KiB
+    assert time.monotonic() - started_s > 1.0  # not before its time: 384 KiB
 
 
 def test_bench(admin: Shell, served: Drive) -> None:
@@ -246,7 +246,7 @@ def test_format_and_erase_through_the_kernel_ask_like_bind(
             assert (code, code_of(document)) == (Exit.REFUSED, "mounted")
     finally:
         subprocess.run(["umount", tmp_path], check=True)
-    with node.open("rb") as file, subprocess.Popen(["sleep", "100"], stdin=file) as child:
+    with node.open("rb") as file, subprocess.Popen(["sleep", "600"], stdin=file) as child:
         code, document = admin.json("format", *words)
         assert (code, code_of(document)) == (Exit.REFUSED, "process")
         child.kill()

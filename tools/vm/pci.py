@@ -19,7 +19,7 @@ from vm.drives import DriveSpec
 
 DEVICES = Path("/sys/bus/pci/devices")
 CLASS_NVME = "0x010802"
-WAIT_TIMEOUT_S = 60.0
+WAIT_TIMEOUT_S = 180.0  # bounds a hang
 POLL_S = 0.02
 
 COMMAND_OFFSET = 4
