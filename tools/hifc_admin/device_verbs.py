@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hifc import device
 from hifc_admin import owner, smart_log, target, text
-from hifc_admin.parsing import Verbs, add_verb
+from hifc_admin.parsing import Verbs, add_uri, add_verb
 from hifc_admin.result import Exit, Failure, Problem, Result
 
 
@@ -21,7 +21,7 @@ def register(verbs: Verbs) -> None:
         "show the health log of a drive, also while an engine owns it",
         "hifc-admin smart 'spdk+tcp://192.0.2.1:4420/nqn.2024-01.org.example:kv?ns=1'",
     )
-    parser.add_argument("uri", metavar="URI")
+    add_uri(parser)
 
 
 def smart(arguments: argparse.Namespace) -> Result:

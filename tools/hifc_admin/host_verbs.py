@@ -16,6 +16,7 @@ from hifc_admin.result import Exit, Failure, Problem, Result
 from hifc_admin.system import System
 from hifc_admin.unbind import unbind
 
+BDF_HELP = "the PCI address that list shows"
 ROOT_FIX = "run it as root: sudo hifc-admin ..., or look at what it would do with --dry-run"
 
 
@@ -27,6 +28,7 @@ def register(verbs: Verbs) -> None:
         "list NVMe drives, what uses them, and GPUs",
         "hifc-admin list",
         honours=ALL_OPTIONS,
+        reads_only=True,
     )
 
     parser = add_verb(
@@ -37,7 +39,7 @@ def register(verbs: Verbs) -> None:
         "hifc-admin bind 0000:3b:00.0 --persist",
         honours=ALL_OPTIONS,
     )
-    parser.add_argument("bdf", metavar="BDF", help="the PCI address that list shows")
+    parser.add_argument("bdf", metavar="BDF", help=BDF_HELP)
     parser.add_argument(
         "--driver", choices=iommu.USERSPACE_DRIVERS, default=iommu.VFIO, help="default: %(default)s"
     )
@@ -69,7 +71,7 @@ def register(verbs: Verbs) -> None:
         "hifc-admin unbind 0000:3b:00.0",
         honours=ALL_OPTIONS,
     )
-    parser.add_argument("bdf", metavar="BDF")
+    parser.add_argument("bdf", metavar="BDF", help=BDF_HELP)
 
 
 def bind_drive(arguments: argparse.Namespace) -> Result:

@@ -27,8 +27,15 @@ from hifc_admin import (
     verify_verb,
 )
 from hifc_admin.failures import failure_of
-from hifc_admin.parsing import Parser, add_common_options, refuse_ignored_options
-from hifc_admin.result import Failure, Result, show_json, show_text
+from hifc_admin.parsing import (
+    GroupedParser,
+    Parser,
+    add_common_options,
+    refuse_ignored_options,
+    refuse_unknown,
+)
+from hifc_admin.result import PROGRAM, Exit, Failure, Result, show_json, show_text
+from hifc_admin.text import COLOR_CHOICES
 
 _GROUPS = (
     host_verbs,
@@ -46,9 +53,17 @@ _GROUPS = (
     verify_verb,
 )
 
+# What help and the manual page show, by what a verb is about.
+VERB_GROUPS = {
+    "drive": ("list", "bind", "unbind", "smart", "erase"),
+    "namespace": ("format", "info", "list-keys", "dump", "fsck", "scrub", "bench"),
+    "engine": ("top", "stats", "verify"),
+    "host": ("doctor", "status", "hugepages", "install", "cleanup"),
+}
+
 EXIT_CODES = """exit codes:
   0  done
-  1  failed
+  1  failed, or damage was found
   2  wrong usage
   3  refused by a safety check, nothing was touched
   4  partly done, or done and not verified
@@ -63,8 +78,8 @@ def _version() -> str:
 
 
 def make_parser() -> Parser:
-    parser = Parser(
-        prog="hifc-admin",
+    parser = GroupedParser(
+        prog=PROGRAM,
         description="Looks after HiFC namespaces and the devices they are on.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -76,6 +91,7 @@ def make_parser() -> Parser:
     )
     for group in _GROUPS:
         group.register(verbs)
+    parser.verb_groups = VERB_GROUPS
     return parser
 
 
@@ -113,20 +129,40 @@ def _say_nothing(line: str) -> None:
     """The steps are in the JSON object."""
 
 
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    """Raises Failure for wrong usage."""
+    parser = make_parser()
+    arguments, unknown = parser.parse_known_args(words)
+    refuse_unknown(parser, arguments, unknown)
+    return arguments
+
+
+def _color_of(words: Sequence[str]) -> str:
+    """What --color says, of words that could not be parsed."""
+    written = " ".join(words).replace("--color=", "--color ")
+    return next((choice for choice in COLOR_CHOICES if f"--color {choice}" in written), "auto")
+
+
 def main(words: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
+    if not words:
+        # Still wrong usage to a script, which forgot the verb: nothing on stdout, exit code 2.
+        make_parser().print_help(sys.stderr)
+        return Exit.USAGE
     try:
-        arguments = make_parser().parse_args(words)
+        arguments = _parse(words)
     except Failure as failure:
         result, verb, as_json = failure.result(), "usage", "--json" in words
+        color = _color_of(words)
     else:
         arguments.announce = _say_nothing if arguments.json else _announce
         result, verb, as_json = run(arguments), arguments.verb, arguments.json
+        color = arguments.color
     try:
         if as_json:
             show_json(verb, result, sys.stdout)
         else:
-            show_text(result, sys.stdout, sys.stderr)
+            show_text(result, sys.stdout, sys.stderr, color)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader (head, less) left: nobody to tell. Keep the interpreter from trying again.

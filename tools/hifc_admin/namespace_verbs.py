@@ -17,7 +17,7 @@ from hifc.namespace import Namespace
 from hifc.state import Entry
 from hifc_admin import scan, text
 from hifc_admin.medium_verbs import size
-from hifc_admin.parsing import Verbs, add_verb, whole_number
+from hifc_admin.parsing import Verbs, add_uri, add_verb, whole_number
 from hifc_admin.result import Exit, Failure, Problem, Result
 from hifc_admin.stats_text import device_lines, namespace_lines
 
@@ -28,7 +28,7 @@ def register(verbs: Verbs) -> None:
     parser = add_verb(
         verbs, "info", info, "show a namespace", "hifc-admin info file:///var/tmp/kv.hifc"
     )
-    parser.add_argument("uri", metavar="URI")
+    add_uri(parser)
 
     parser = add_verb(
         verbs,
@@ -37,7 +37,7 @@ def register(verbs: Verbs) -> None:
         "list the entries of a namespace",
         "hifc-admin list-keys file:///var/tmp/kv.hifc --limit 20",
     )
-    parser.add_argument("uri", metavar="URI")
+    add_uri(parser)
     parser.add_argument(
         "--limit", metavar="N", type=whole_number(0), help="at most so many (default: all)"
     )
@@ -49,7 +49,7 @@ def register(verbs: Verbs) -> None:
         "show one value, verified",
         "hifc-admin dump file:///var/tmp/kv.hifc 6b65792d30303031000000000000000f",
     )
-    parser.add_argument("uri", metavar="URI")
+    add_uri(parser)
     parser.add_argument("key", metavar="KEY", type=_key, help="32 hexadecimal digits")
     parser.add_argument(
         "--limit",
@@ -93,7 +93,11 @@ def list_keys(arguments: argparse.Namespace) -> Result:
         entries = list(itertools.islice(_entries(namespace), arguments.limit))
     head = ("key", "length", "parts", "class", "heat")
     rows = [[entry[name] for name in head] for entry in entries]
-    return Result({"uri": arguments.uri, "entries": entries}, text.table(head, rows))
+    lines = text.table([name.upper() for name in head], rows)
+    if not entries:
+        shown = "no entry is shown: --limit is 0" if arguments.limit == 0 else "it has no entries"
+        lines = [f"{arguments.uri}: {shown}"]
+    return Result({"uri": arguments.uri, "entries": entries}, lines)
 
 
 def _entries(namespace: Namespace) -> Iterator[dict[str, Any]]:

@@ -112,7 +112,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     label = f"  {found['label']!r}" if found["label"] else ""
     yield f"{found['uri']}  process {found['pid']}{label}"
     yield ""
-    head = ("", "bytes/s", "per s", "p50 us", "p95 us", "p99 us")
+    head = ("", "BYTES/S", "PER S", *(f"{mark} us" for mark in QUANTILES))
     rows = [
         _row(found, "device read", "device_read_bytes_per_s", "device_read_commands_per_s"),
         _row(found, "device write", "device_write_bytes_per_s", "device_write_commands_per_s"),
@@ -130,23 +130,35 @@ def _row(
     times = found[latency].values() if latency else [None] * len(QUANTILES)
     return (
         name,
-        f"{text.size(int(found[size])):>10}",
-        f"{found[count]:>8.0f}",
+        _rate(f"{text.size(int(found[size])):>10}", found[size]),
+        _rate(f"{found[count]:>8.0f}", found[count]),
         *(f"{'' if time is None else f'{time:.0f}':>6}" for time in times),
     )
 
 
+def _rate(written: str, value: float) -> str:
+    """Stands out where something happens."""
+    return text.paint(written, text.Color.STRONG if value else None)
+
+
+def _alarm(number: int, what: str) -> str:
+    """A count that should be 0."""
+    return text.paint(f"{number} {what}", text.Color.BAD if number else None)
+
+
 def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     used = _ratio(found["buffer_used_bytes"], found["buffer_size_bytes"])
+    busy = found["poll_busy_ratio"]
     yield (
         "queue",
-        f"{found['requests_inflight']} requests in flight, pool {_percent(used)} of "
-        f"{text.size(found['buffer_size_bytes'])} used, {_percent(found['poll_busy_ratio'])} of "
-        "polls found work",
+        f"{found['requests_inflight']} requests in flight, "
+        f"{0 if used is None else used:.0%} of a pool of {text.size(found['buffer_size_bytes'])}, "
+        f"{'no polls' if busy is None else f'{busy:.0%} of polls found work'}",
     )
+    hits = found["hit_ratio"]
     yield (
-        "found",
-        f"{_percent(found['hit_ratio'])} of gets; {found['retry_per_s']:.0f} retries, "
+        "gets",
+        f"{'none' if hits is None else f'{hits:.0%} found'}; {found['retry_per_s']:.0f} retries, "
         f"{found['no_space_per_s']:.0f} without space, {found['evicted_per_s']:.0f} evicted a "
         "second",
     )
@@ -159,12 +171,13 @@ def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield (
         "segments",
         f"{found['segments_free']} free of {found['segments']}, "
-        f"{found['segments_damaged']} damaged",
+        f"{_alarm(found['segments_damaged'], 'damaged')}",
     )
     yield "wear", _wear(found)
     yield (
         "errors",
-        f"{found['device_error_count']} of the device, {found['corrupt_count']} checksums",
+        f"{_alarm(found['device_error_count'], 'failed commands')}, "
+        f"{_alarm(found['corrupt_count'], 'wrong checksums')}",
     )
     if found["engine"]:
         yield "engine", _engine_text(found["engine"])
@@ -180,18 +193,14 @@ def _wear(found: Mapping[str, Any]) -> str:
 
 
 def _engine_text(engine: Mapping[str, Any]) -> str:
-    resident = engine["resident_bytes"]
-    parts = [
-        f"{_percent(engine['memory_hit_ratio'])} of loads from memory",
-        f"{_percent(engine['prefetch_hit_ratio'])} prefetched",
-        f"{_percent(engine['prefetch_accuracy'])} of prefetches used",
-    ]
-    if engine["hot_ratio"] is not None:
-        parts.append(f"{_percent(engine['hot_ratio'])} hot")
-    if resident is not None:
-        parts.append(f"{text.size(int(resident))} resident")
-    return ", ".join(parts)
-
-
-def _percent(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.0%}"
+    """Without ratios of what never happened."""
+    shares = (
+        ("memory_hit_ratio", "loads found in memory"),
+        ("prefetch_hit_ratio", "loads found prefetched"),
+        ("prefetch_accuracy", "prefetched blocks used"),
+        ("hot_ratio", "blocks kept hot"),
+    )
+    parts = [f"{engine[name]:.0%} of {what}" for name, what in shares if engine[name] is not None]
+    if engine["resident_bytes"] is not None:
+        parts.append(f"{text.size(int(engine['resident_bytes']))} resident")
+    return ", ".join(parts) or "nothing was loaded yet"

@@ -10,9 +10,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
+from hifc_admin import text
+
+PROGRAM = "hifc-admin"
 SCHEMA_VERSION = 1
 
 
@@ -78,13 +81,23 @@ def show_json(verb: str, result: Result, out: TextIO) -> None:
     out.write("\n")
 
 
-def show_text(result: Result, out: TextIO, err: TextIO) -> None:
-    """The result on `out`, problems on `err`."""
+def show_text(result: Result, out: TextIO, err: TextIO, color: str = "auto") -> None:
+    """The result on `out`, problems on `err`. color: one of text.COLOR_CHOICES."""
+    on_out, on_err = (text.wants_color(stream, color) for stream in (out, err))
     for line in result.lines:
-        out.write(f"{line}\n")
+        out.write(f"{line if on_out else text.plain(line)}\n")
     for problem in result.problems:
-        err.write(f"hifc-admin: {problem.severity}: {problem.subject}: {problem.detail}\n")
-        if problem.evidence:
-            err.write(f"  seen: {problem.evidence}\n")
-        if problem.fix:
-            err.write(f"  fix:  {problem.fix}\n")
+        for line in _problem_lines(problem):
+            err.write(f"{line if on_err else text.plain(line)}\n")
+
+
+def _problem_lines(problem: Problem) -> Iterator[str]:
+    is_error = problem.severity is Severity.ERROR
+    severity = text.paint(problem.severity, text.Color.BAD if is_error else text.Color.WARNING)
+    # Of wrong usage, the subject is the command itself: its name stands in front already.
+    subject = problem.subject.removeprefix(PROGRAM).strip()
+    yield ": ".join(part for part in (PROGRAM, severity, subject, problem.detail) if part)
+    if problem.evidence:
+        yield f"  seen: {problem.evidence}"
+    if problem.fix:
+        yield f"  fix:  {problem.fix}"

@@ -32,6 +32,7 @@ def register(verbs: Verbs) -> None:
         "show what HiFC has of this host: drives, processes, huge pages, leftovers",
         "hifc-admin status",
         honours=ALL_OPTIONS,
+        reads_only=True,
     )
     add_verb(
         verbs,
