@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import errno
+import importlib.metadata
+import json
 import os
+import types
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ from admin_shell import Shell, code_of
 from fake_host import PCI, Host
 from hifc.errors import DeviceBusy
 from hifc.namespace import Namespace
-from hifc_admin import device_verbs, doctor, doctor_drive, doctor_engine, doctor_host
+from hifc_admin import device_verbs, doctor, doctor_drive, doctor_engine, doctor_file, doctor_host
 from hifc_admin.doctor import Engine, Row, Scene, Status
 from hifc_admin.doctor_verb import ALL_CHECKS, scene_of
 from hifc_admin.drives import all_drives, all_gpus
@@ -105,7 +109,269 @@ def test_a_file_needs_no_huge_pages(host: Host, on_host: Shell) -> None:
     host.path("/var/tmp/kv").touch()
     code, document = on_host.json("doctor", "file:///var/tmp/kv")
     assert code == 0
-    assert document["data"]["checks"] == []
+    assert [row["check"] for row in document["data"]["checks"]] == ["file system"]
+
+
+def without_spdk(host: Host) -> None:
+    """Neither huge pages nor an IOMMU, as in a container or on a laptop."""
+    host.path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").write_text("0\n")
+    mounts = host.path("/proc/self/mountinfo")
+    mounts.write_text("".join(line for line in mounts.open() if "hugetlbfs" not in line))
+
+
+def test_what_only_spdk_needs_does_not_fail_where_nobody_asked_for_it(
+    host: Host, on_host: Shell
+) -> None:
+    without_spdk(host)
+    assert on_host("doctor") == 0
+    summary = on_host.out.splitlines()[-4:]
+    assert summary[0].endswith(" 0 FAIL")
+    assert summary[1] == "you can use: file, ram"
+    assert summary[2].startswith("not: spdk, because no IOMMU: vfio-pci cannot have a drive; ")
+    assert summary[3].startswith("not: spdk+tcp, because at least 36 free huge pages")
+    code, document = on_host.json("doctor")
+    assert (code, document["data"]["verdict"]) == (0, "usable")
+    assert document["data"]["usable"] == ["file", "ram"]
+    assert set(document["data"]["unusable"]) == {"spdk", "spdk+tcp"}
+    assert {problem["severity"] for problem in document["problems"]} == {"warning"}
+
+
+@pytest.mark.parametrize("uri", [URI, "spdk+tcp://127.0.0.1:4420/nqn.2024-01.org.hifc:kv?ns=1"])
+def test_what_spdk_needs_fails_where_it_is_asked_for(host: Host, on_host: Shell, uri: str) -> None:
+    without_spdk(host)
+    code, document = on_host.json("doctor", uri)
+    assert (code, document["data"]["verdict"]) == (Exit.FAILED, "not usable")
+    failed = {row["check"] for row in document["data"]["checks"] if row["status"] == "FAIL"}
+    assert "huge pages" in failed
+    assert ("iommu" in failed) == (uri == URI), "NVMe over TCP needs no IOMMU"
+
+
+def test_a_bound_drive_asks_for_spdk(host: Host, on_host: Shell) -> None:
+    bound(host)
+    assert on_host("doctor") == 0
+    assert on_host.out.endswith("\nyou can use: file, ram, spdk, spdk+tcp\n")
+    without_spdk(host)
+    assert on_host("doctor") == Exit.FAILED
+    assert "to be put right: huge pages" in on_host.out
+
+
+def test_fixes_do_not_contradict(host: Host) -> None:
+    """Two findings of one check, one command that helps against both."""
+    without_spdk(host)
+    rows = rows_of(scene(host), "huge pages")
+    assert len(rows) == 2
+    (fix,) = {row.finding.fix for row in rows}
+    assert fix.startswith("hifc-admin hugepages --count ")
+
+
+# ---- a file at rest
+
+
+@pytest.fixture
+def at_rest(tmp_path: Path) -> str:
+    uri = f"file://{tmp_path.resolve()}/kv?size=128MiB&sparse=1"
+    Namespace.format(uri, segment_size="8MiB")
+    with Namespace.open(uri) as namespace:
+        namespace.put(b"k" * 16, b"v" * 5000)
+    return uri
+
+
+@pytest.fixture
+def admin(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
+
+
+def checks_of(document: dict[str, Any]) -> dict[str, dict[str, str]]:
+    return {row["check"]: row for row in document["data"]["checks"]}
+
+
+def test_a_file_at_rest(admin: Shell, at_rest: str) -> None:
+    code, document = admin.json("doctor", at_rest)
+    assert code == 0, document
+    rows = checks_of(document)
+    assert set(rows) == {
+        "build",
+        "namespace",
+        "o_direct",
+        "io_uring",
+        "memlock",
+        "room",
+        "file system",
+        "segment size",
+        "packages",
+    }
+    assert rows["namespace"]["detail"].startswith("valid: 1 entry, ")
+    assert "Llama 3.1 8B" in rows["segment size"]["detail"]
+    assert "torch" in rows["packages"]["detail"]
+    assert document["data"]["verdict"] == "usable"
+    assert admin("doctor", at_rest) == 0
+    assert admin.out.splitlines()[-1].startswith(f"you can use {at_rest}")
+
+
+def test_a_file_without_a_namespace(admin: Shell, tmp_path: Path) -> None:
+    (tmp_path / "kv").write_bytes(bytes(16 << 20))
+    code, document = admin.json("doctor", f"file://{tmp_path}/kv")
+    assert code == Exit.FAILED
+    assert checks_of(document)["namespace"]["status"] == "FAIL"
+    assert "segment size" not in checks_of(document)
+    assert "not usable as it is: namespace: there is no namespace" in document["data"]["summary"]
+
+
+def test_a_damaged_file(admin: Shell, at_rest: str) -> None:
+    path = Path(at_rest.removeprefix("file://").partition("?")[0])
+    image = bytearray(path.read_bytes())
+    place = image.index(b"v" * 5000)
+    start = (place - (1 << 20)) // (8 << 20) * (8 << 20) + (1 << 20)
+    image[start : start + 4096] = b"\x5a" * 4096
+    path.write_bytes(image)
+    code, document = admin.json("doctor", at_rest)
+    assert code == Exit.FAILED
+    assert "--repair" in checks_of(document)["namespace"]["fix"]
+
+
+def test_a_ring_that_is_forbidden(
+    admin: Shell, at_rest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_file, "_ring_error", lambda: errno.EPERM)
+    _, document = admin.json("doctor", at_rest)
+    row = checks_of(document)["io_uring"]
+    assert row["status"] == "FAIL"
+    assert "io=sync" in row["fix"]
+    assert "Operation not permitted" in row["evidence"]
+    _, document = admin.json("doctor", f"{at_rest}&io=sync")
+    assert checks_of(document)["io_uring"]["status"] == "PASS"
+    code, document = admin.json("doctor")
+    assert code == Exit.FAILED
+    assert "file" in document["data"]["unusable"]
+
+
+def test_a_file_system_without_direct_io(
+    admin: Shell, at_rest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_direct(name: str, flags: int, *rest: Any, **more: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return opened(name, flags, *rest, **more)
+
+    opened = os.open
+    monkeypatch.setattr(os, "open", no_direct)
+    _, document = admin.json("doctor", at_rest)
+    assert checks_of(document)["o_direct"]["status"] == "WARN"
+
+
+def test_a_sparse_file_on_a_full_disk(
+    admin: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"file://{tmp_path}/kv?size=64MiB&sparse=1"
+    Namespace.format(uri)
+    _, document = admin.json("doctor", uri)
+    assert "is not allocated yet" in checks_of(document)["room"]["detail"]
+    full = types.SimpleNamespace(f_bavail=1, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    code, document = admin.json("doctor", uri)
+    assert code == Exit.FAILED
+    assert "its disk has 4 KiB left" in checks_of(document)["room"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("ext4", Status.PASS),
+        ("xfs", Status.PASS),
+        ("nfs4", Status.WARN),
+        ("fuse.sshfs", Status.WARN),
+    ],
+)
+def test_file_systems(host: Host, kind: str, expected: Status) -> None:
+    host.mount("/data", "server:/x", "0:99", kind)
+    assert status_of(scene(host, "file:///data/kv"), "file system") is expected
+    assert status_of(scene(host, "file:///database/kv"), "file system") is Status.PASS
+
+
+def test_how_much_may_be_locked(
+    admin: Shell, at_rest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit, expected in ((8 << 20, "WARN"), (1 << 40, "PASS"), (None, "PASS")):
+        monkeypatch.setattr(doctor_file, "_own_limit", lambda _, limit=limit: limit)
+        _, document = admin.json("doctor", at_rest)
+        assert checks_of(document)["memlock"]["status"] == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens", "expected"),
+    [
+        # 2 * 30 layers * 3 heads * 64 * 2 bytes are 23040 a token.
+        ({"num_hidden_layers": 30, "num_key_value_heads": 3, "head_dim": 64}, 358, "PASS"),
+        # 2 * 80 * 64 * 128 * 4 bytes are 5 MiB a token.
+        ({"num_hidden_layers": 80, "hidden_size": 8192, "dtype": "float32"}, 1, "WARN"),
+    ],
+)
+def test_segments_for_a_model_of_ones_own(
+    admin: Shell,
+    at_rest: str,
+    tmp_path: Path,
+    config: dict[str, Any],
+    tokens: int,
+    expected: str,
+) -> None:
+    written = {"num_attention_heads": 64, **config}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": written}))
+    _, document = admin.json("doctor", at_rest, "--model", str(tmp_path))
+    row = checks_of(document)["segment size"]
+    assert (row["status"], row["detail"]) == (
+        expected,
+        f"8 MiB: a block has up to {tokens} tokens of {tmp_path}",
+    )
+    assert ("--segment-size 256MiB" in row["fix"]) == (expected == "WARN")
+
+
+def test_a_model_that_does_not_tell_its_shape(admin: Shell, at_rest: str, tmp_path: Path) -> None:
+    for text in ("{}", "[]", "no json"):
+        (tmp_path / "config.json").write_text(text)
+        code, document = admin.json("doctor", at_rest, "--model", str(tmp_path))
+        assert (code, code_of(document)) == (Exit.USAGE, "no-model")
+    assert admin.json("doctor", "--model", str(tmp_path))[0] == Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [
+        ({"torch": "2.13.0+cpu", "transformers": "5.24.0"}, Status.PASS),
+        ({"torch": "2.13.0"}, Status.PASS),
+        ({"torch": "2.13.0", "transformers": "4.57.1"}, Status.WARN),
+    ],
+)
+def test_versions_of_packages(
+    host: Host,
+    monkeypatch: pytest.MonkeyPatch,
+    versions: dict[str, str],
+    expected: Status,
+) -> None:
+    wanted = ['torch>=2.4; extra == "torch"', 'transformers<7,>=5.15; extra == "transformers"']
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: wanted)
+    monkeypatch.setattr(doctor_file, "_version", versions.get)
+    monkeypatch.setattr(type(host.system), "is_real", True)
+    row = worst(scene(host), "packages")
+    assert row is not None
+    assert row.finding.status is expected
+    assert ("transformers>=5.15" in row.finding.fix) == (expected is Status.WARN)
+    assert ("transformers is not installed" in row.finding.detail) == (len(versions) == 1)
+
+
+def test_no_device_has_an_empty_table(admin: Shell, on_host: Shell) -> None:
+    for shell in (admin, on_host):
+        _, document = shell.json("doctor", "ram://x?size=16MiB")
+        assert document["data"]["checks"]
+
+
+def test_a_build_without_spdk(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(host.system), "is_real", True)
+    monkeypatch.setattr(doctor_file, "schemes", lambda: ["ram", "file", "faulty"])
+    assert status_of(scene(host), "build") is Status.PASS
+    assert status_of(scene(host, "file:///var/tmp/kv"), "build") is Status.PASS
+    assert status_of(scene(host, "faulty+file:///var/tmp/kv"), "build") is Status.PASS
+    for uri in (URI, "spdk+tcp://127.0.0.1:4420/nqn:kv"):
+        assert status_of(scene(host, uri), "build") is Status.FAIL
 
 
 @pytest.mark.parametrize(
@@ -542,5 +808,5 @@ def test_the_scene_of_a_uri(host: Host) -> None:
 
 
 def test_checks_are_in_one_list() -> None:
-    parts = (doctor_host.CHECKS, doctor_drive.CHECKS, doctor_engine.CHECKS)
+    parts = (doctor_host.CHECKS, doctor_drive.CHECKS, doctor_file.CHECKS, doctor_engine.CHECKS)
     assert sum(map(len, parts)) == len(ALL_CHECKS)

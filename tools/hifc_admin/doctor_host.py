@@ -32,7 +32,7 @@ NAMED_MAX = 4
 
 
 def huge_pages(scene: Scene) -> Iterator[Finding]:
-    if not scene.wants_pcie:
+    if not scene.wants_spdk:
         return
     problems = memory.page_problems(scene.system, "")
     for problem in problems:
@@ -48,7 +48,7 @@ def page_size(scene: Scene) -> Iterator[Finding]:
     default = memory.default_size_bytes(scene.system)
     pools = [pool for pool in memory.huge_pages(scene.system) if pool.node is None and pool.total]
     wrong = [pool for pool in pools if pool.size_bytes != default]
-    if not scene.wants_pcie or not wrong:
+    if not scene.wants_spdk or not wrong:
         return
     listed = ", ".join(f"{pool.total} of {size(pool.size_bytes)}" for pool in wrong)
     yield warned(
@@ -61,7 +61,7 @@ def page_size(scene: Scene) -> Iterator[Finding]:
 
 def mount_access(scene: Scene) -> Iterator[Finding]:
     """DPDK keeps HiFC's pages in memory, without files; other programs on SPDK make files."""
-    if not scene.wants_pcie:
+    if not scene.wants_spdk:
         return
     for mount in memory.huge_mounts(scene.system):
         if not os.access(scene.system.path(mount.folder), os.W_OK):
@@ -75,7 +75,7 @@ def mount_access(scene: Scene) -> Iterator[Finding]:
 
 
 def left_behind(scene: Scene) -> Iterator[Finding]:
-    if not scene.wants_pcie:
+    if not scene.wants_spdk:
         return
     found, unclear = leftovers.find_leftovers(scene.system)
     halves, unread = leftovers.half_binds(scene.system)

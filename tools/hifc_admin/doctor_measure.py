@@ -13,7 +13,16 @@ from hifc_admin.text import size
 DURATION_S = 2.0
 FALLEN_SHARE = 0.15
 # Checks whose warnings make reading slower.
-EXPLAIN = ("pcie link", "numa", "health", "locks", "direct i/o")
+EXPLAIN = (
+    "pcie link",
+    "numa",
+    "health",
+    "locks",
+    "direct i/o",
+    "o_direct",
+    "file system",
+    "memlock",
+)
 
 
 def measured(uri: str, rows: Sequence[Row]) -> Iterator[Finding]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
+from collections.abc import Sequence
 
 from hifc.driver import library
 from hifc_admin import (
     doctor,
     doctor_drive,
     doctor_engine,
+    doctor_file,
     doctor_host,
     doctor_measure,
     owner,
@@ -18,16 +21,22 @@ from hifc_admin import (
 )
 from hifc_admin import system as systems
 from hifc_admin.accounts import find_user
-from hifc_admin.doctor import Engine, Scene
+from hifc_admin.doctor import Engine, Scene, Status
 from hifc_admin.drives import all_drives, all_gpus, parse_bdf
-from hifc_admin.parsing import Verbs, add_verb
+from hifc_admin.parsing import Verbs, add_uri, add_verb
 from hifc_admin.result import Exit, Failure, Problem, Result
 from hifc_admin.system import System
 
 ALL_CHECKS: doctor.Checks = (
     *doctor_host.CHECKS,
     *doctor_drive.CHECKS,
+    *doctor_file.CHECKS,
     *doctor_engine.CHECKS,
+)
+
+# Checks of the host and its drives that keep SPDK from a drive on PCIe.
+PCIE_CHECKS = frozenset(
+    {"iommu", "gpudirect storage", "vfio_iommu_type1", "locked memory", "iommu group", "group node"}
 )
 
 
@@ -39,11 +48,15 @@ def register(verbs: Verbs) -> None:
         "check host, drives and running engines, and say what to do",
         "hifc-admin doctor 'spdk://0000:3b:00.0?ns=1'",
         honours=("sysroot",),
+        reads_only=True,
     )
-    parser.add_argument(
-        "uri", metavar="URI", nargs="?", help="a device (default: everything on this host)"
-    )
+    add_uri(parser, "default: everything on this host", nargs="?")
     parser.add_argument("--user", help="who is to use the drives (default: members of group hifc)")
+    parser.add_argument(
+        "--model",
+        metavar="FOLDER",
+        help="a checkpoint: whether the segments of URI are long enough for its blocks",
+    )
     parser.add_argument(
         "--measure",
         action="store_true",
@@ -55,17 +68,50 @@ def register(verbs: Verbs) -> None:
 def examine(arguments: argparse.Namespace) -> Result:
     uri = arguments.uri
     system = systems.of(arguments)
-    if arguments.measure and uri is None:
-        problem = Problem("usage", "doctor", "--measure wants a URI", fix="name the device")
-        raise Failure(Exit.USAGE, problem)
+    for option in ("measure", "model"):
+        if getattr(arguments, option) and uri is None:
+            problem = Problem("usage", "doctor", f"--{option} wants a URI", fix="name the device")
+            raise Failure(Exit.USAGE, problem)
     if arguments.user is not None:
         find_user(system, arguments.user)
-    seen = scene_of(system, uri, arguments.user)
-    rows = doctor.run(seen, ALL_CHECKS)
+    if arguments.model is not None:
+        doctor_file.model_shape(arguments.model)
+    seen = dataclasses.replace(scene_of(system, uri, arguments.user), model=arguments.model)
+    found = doctor.run(seen, ALL_CHECKS)
+    rows = doctor.weighed(seen, found)
     if arguments.measure:
         checks = [("throughput", lambda _: doctor_measure.measured(uri, rows))]
         rows += doctor.run(seen, checks)
-    return doctor.report(uri, rows, arguments.json)
+    if uri is None:
+        summary = doctor.summary_of_host(rows, _reasons(seen, found))
+    else:
+        summary = doctor.summary_of_device(uri, rows)
+    return doctor.report(uri, rows, summary, arguments.json)
+
+
+def _reasons(seen: Scene, rows: Sequence[doctor.Row]) -> dict[str, list[str]]:
+    """The kinds of devices that there are, each with why it cannot be used on this host: nothing
+    where it can."""
+    failed: dict[str, list[str]] = {}
+    for row in rows:
+        if row.finding.status is Status.FAIL:
+            failed.setdefault(row.check, []).append(row.finding.detail)
+    pages = failed.get("huge pages", [])
+    drives = [reason for name, why in failed.items() if name in PCIE_CHECKS for reason in why]
+    if not seen.all_drives:
+        drives.append("there is no NVMe drive on PCIe")
+    elif not seen.bound:
+        drives.append("no drive is bound, see hifc-admin bind")
+    reasons = {
+        "file": failed.get("io_uring", []),
+        "ram": [],
+        "spdk": drives + pages,
+        "spdk+tcp": pages,
+    }
+    if seen.system.is_real:
+        for kind in set(reasons) - set(doctor_file.schemes()):
+            reasons[kind] = ["this libhifc was built without SPDK"]
+    return reasons
 
 
 def scene_of(system: System, uri: str | None, user: str | None) -> Scene:

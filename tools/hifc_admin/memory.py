@@ -114,7 +114,10 @@ def page_problems(system: System, subject: str) -> list[Problem]:
     needed = -(-NEEDED_BYTES // default)
     suggested = -(-SUGGESTED_BYTES // default)
     total = sum(pages.total for pages in pools if pages.size_bytes == default)
+    # One number in both fixes: the command mounts a hugetlbfs as well.
+    count = max(total, needed)
     if free_bytes < NEEDED_BYTES:
+        count = max(total + needed, suggested)
         others = [pages for pages in pools if pages.size_bytes != default and pages.free]
         wrong = "".join(
             f"; {pages.free} of {size(pages.size_bytes)} do not count" for pages in others
@@ -125,7 +128,7 @@ def page_problems(system: System, subject: str) -> list[Problem]:
                 subject,
                 f"at least {needed} free huge pages of {size(default)} are needed",
                 f"{free_bytes // default} of {total} are free{wrong}",
-                f"hifc-admin hugepages --count {max(total + needed, suggested)}",
+                f"hifc-admin hugepages --count {count}",
             )
         )
     if not any(mount.size_bytes == default for mount in huge_mounts(system)):
@@ -135,7 +138,7 @@ def page_problems(system: System, subject: str) -> list[Problem]:
                 subject,
                 f"no hugetlbfs for pages of {size(default)} is mounted",
                 "/proc/self/mountinfo",
-                f"hifc-admin hugepages --count {max(total, needed)}",
+                f"hifc-admin hugepages --count {count}",
             )
         )
     return problems
