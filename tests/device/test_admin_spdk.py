@@ -153,7 +153,7 @@ def test_bench_leaves_nothing_and_doctor_compares(
 ) -> None:
     monkeypatch.setattr(baseline, "folder", lambda: tmp_path / "state")
     monkeypatch.setattr(doctor_measure, "DURATION_S", 0.2)
-    code, document = admin.json("bench", drive.uri, *QUICK)
+    code, document = admin.json("bench", drive.uri, "--confirm", "another/1", *QUICK)
     assert (code, code_of(document)) == (Exit.REFUSED, "not-confirmed")
     code, document = admin.json("bench", drive.uri, "--confirm", drive.confirm, *QUICK)
     assert code == 0

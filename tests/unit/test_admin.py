@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import io
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +21,9 @@ from hifc import Namespace
 from hifc.errors import BufferExhausted, DeviceBusy
 from hifc_admin import smart_log, target, text
 from hifc_admin.failures import failure_of
-from hifc_admin.main import main
-from hifc_admin.result import Exit, Failure
+from hifc_admin.main import VERB_GROUPS, main, make_parser
+from hifc_admin.parsing import wrapped
+from hifc_admin.result import Exit, Failure, Result, show_text
 from hifc_admin.system import System
 
 SIZE = "16MiB"
@@ -52,9 +57,44 @@ def test_format_unconfirmed_touches_nothing(
     assert path.read_bytes() == before
 
 
-def test_format_does_not_create_what_was_not_confirmed(admin: Shell, uri: str, path: Path) -> None:
-    assert admin("format", uri) == Exit.REFUSED
+def test_format_of_a_new_file_needs_no_confirmation(admin: Shell, uri: str, path: Path) -> None:
+    assert admin("format", uri, "--dry-run") == Exit.DONE
     assert not path.exists()
+    assert admin("format", uri) == Exit.DONE
+    before = path.read_bytes()
+    for words in ([], ["--force"]):
+        code, document = admin.json("format", uri, *words)
+        assert (code, code_of(document)) == (Exit.REFUSED, "not-confirmed")
+    assert path.read_bytes() == before
+
+
+def test_format_of_a_new_file_refuses_a_wrong_confirmation(
+    admin: Shell, uri: str, path: Path
+) -> None:
+    code, document = admin.json("format", uri, "--confirm", "/somewhere/else")
+    assert (code, code_of(document)) == (Exit.REFUSED, "not-confirmed")
+    assert not path.exists()
+
+
+def test_format_forces_nothing_that_appears_after_it_looked(
+    admin: Shell, uri: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program writes the file between the look and the format."""
+
+    def appears(*_: Any) -> None:
+        path.write_bytes(b"\x55\xaa" * (8 << 20))
+
+    monkeypatch.setattr(target, "refuse_if_in_use", appears)
+    code, document = admin.json("format", uri, "--force")
+    assert (code, code_of(document)) == (Exit.REFUSED, "occupied")
+    assert path.read_bytes() == b"\x55\xaa" * (8 << 20)
+
+
+def test_format_of_a_dangling_link_wants_confirmation(admin: Shell, path: Path) -> None:
+    path.symlink_to(path.parent / "elsewhere")
+    code, document = admin.json("format", f"file://{path}?size={SIZE}")
+    assert (code, code_of(document)) == (Exit.REFUSED, "not-confirmed")
+    assert not (path.parent / "elsewhere").exists()
 
 
 @pytest.mark.parametrize(
@@ -62,6 +102,8 @@ def test_format_does_not_create_what_was_not_confirmed(admin: Shell, uri: str, p
     [
         [],
         ["no-such-verb"],
+        ["list", "--no-such-option"],
+        ["list", "too", "much"],
         ["info"],
         ["format", "file:///x", "--segment-size", "7 apples"],
         ["top", "--count", "0"],
@@ -83,6 +125,153 @@ def test_help_shows_what_the_verb_honours(admin: Shell) -> None:
         assert ("--dry-run" in verb_help) == honoured
     assert admin("info", "ram://x", "--dry-run") == Exit.USAGE
     assert "info has no --dry-run" in admin.err
+
+
+def test_no_verb_shows_the_help_as_wrong_usage(admin: Shell) -> None:
+    assert admin() == Exit.USAGE
+    assert admin.out == ""
+    assert admin.err.startswith("usage: hifc-admin ")
+    assert "exit codes:" in admin.err
+
+
+def test_the_help_has_every_verb_in_one_group() -> None:
+    parser = make_parser()
+    shown = [name for names in VERB_GROUPS.values() for name in names]
+    assert sorted(shown) == sorted(verb_parsers())
+    page = parser.format_help()
+    for group, names in VERB_GROUPS.items():
+        section = page.partition(f"\n{group}:\n")[2].partition("\n\n")[0]
+        assert re.findall(r"^  ([a-z-]+)", section, re.M) == list(names)
+
+
+def verb_parsers() -> dict[str, argparse.ArgumentParser]:
+    actions = make_parser()._actions
+    return dict(next(a for a in actions if isinstance(a, argparse._SubParsersAction)).choices)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["formt"], "there is no verb 'formt'; did you mean format?"),
+        (["list-kyes", "ram://x"], "did you mean list-keys?"),
+        (["format", "ram://x", "--confrim", "y"], "no option --confrim; did you mean --confirm?"),
+        (["format", "ram://x", "--lable=y"], "no option --lable; did you mean --label?"),
+        (["bench", "ram://x", "--load", "sequental"], "did you mean sequential?"),
+        (["list", "--colour", "never"], "no option --colour; did you mean --color?"),
+    ],
+)
+def test_what_was_probably_meant(admin: Shell, words: list[str], said: str) -> None:
+    code, document = admin.json(*words)
+    assert code == Exit.USAGE
+    assert said in document["problems"][0]["detail"]
+
+
+def test_what_looks_like_nothing_known_gets_no_suggestion(admin: Shell) -> None:
+    assert admin("xyzzy") == Exit.USAGE
+    assert "did you mean" not in admin.err
+
+
+@pytest.mark.parametrize("words", [["formt"], ["format"], ["list", "--x"], ["--color", "blue"]])
+def test_the_name_of_the_program_stands_once_before_an_error(
+    admin: Shell, words: list[str]
+) -> None:
+    assert admin(*words) == Exit.USAGE
+    first = admin.err.splitlines()[0]
+    assert first.startswith("hifc-admin: error: ")
+    assert first.count("hifc-admin") == 1
+
+
+@pytest.mark.parametrize("name", verb_parsers())
+def test_an_example_can_be_pasted(name: str) -> None:
+    """Its lines end with a backslash, what a shell would take for itself is quoted, and the verb
+    understands it."""
+    epilog = verb_parsers()[name].epilog or ""
+    lines = epilog.removeprefix("example:\n").splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert all(line.endswith(" \\") for line in lines[:-1])
+    command = " ".join(line.removesuffix("\\").strip() for line in lines)
+    outside = re.sub(r"'[^']*'", "", command)
+    assert not re.search(r"[?*&;|<>]", outside), outside
+    program, *words = shlex.split(command)
+    assert program == "hifc-admin"
+    assert make_parser().parse_args(words).verb == name
+
+
+def test_a_long_example_is_broken_between_options() -> None:
+    command = (
+        "hifc-admin verify ./model --text book.txt --device 'file:///a b?size=8GiB' --report x"
+    )
+    lines = wrapped(command).split(" \\\n")
+    assert [line.split()[0] for line in lines] == ["hifc-admin", "--report"]
+    assert " ".join(line.strip() for line in lines) == command
+
+
+@pytest.mark.parametrize("name", verb_parsers())
+def test_every_positional_argument_has_help(name: str) -> None:
+    for action in verb_parsers()[name]._actions:
+        assert action.help, action.dest
+
+
+@pytest.mark.parametrize("name", ["list", "status", "doctor", "info", "fsck", "scrub", "dump"])
+def test_help_of_what_only_reads_offers_no_options_of_changes(name: str) -> None:
+    page = verb_parsers()[name].format_help()
+    assert "--sysroot" not in page
+    assert "--dry-run" not in page or name == "fsck"  # which has --repair
+
+
+# ---- colour
+
+
+@pytest.mark.parametrize(
+    ("choice", "is_terminal", "environment", "expected"),
+    [
+        ("auto", True, {}, True),
+        ("auto", False, {}, False),
+        ("auto", True, {"NO_COLOR": "1"}, False),
+        ("auto", True, {"NO_COLOR": ""}, True),  # as no-color.org says
+        ("auto", True, {"TERM": "dumb"}, False),
+        ("always", False, {"NO_COLOR": "1", "TERM": "dumb"}, True),
+        ("never", True, {}, False),
+    ],
+)
+def test_when_text_is_coloured(
+    monkeypatch: pytest.MonkeyPatch,
+    choice: str,
+    is_terminal: bool,
+    environment: dict[str, str],
+    expected: bool,
+) -> None:
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: is_terminal)
+    assert text.wants_color(out, choice) == expected
+    show_text(Result({}, [text.paint("PASS", text.Color.GOOD)]), out, out, choice)
+    assert out.getvalue() == ("\x1b[32mPASS\x1b[0m\n" if expected else "PASS\n")
+
+
+def test_json_is_never_coloured(admin: Shell, uri: str) -> None:
+    assert admin("format", uri) == Exit.DONE
+    code, document = admin.json("--color", "always", "fsck", uri)
+    assert code == Exit.DONE
+    assert document["data"]["verdict"] == "clean"
+    assert "\x1b" not in admin.out
+    assert admin("fsck", uri, "--color", "always") == Exit.DONE
+    assert "\x1b[32mclean\x1b[0m: 0 entries" in admin.out
+
+
+def test_an_error_is_coloured_where_it_is_asked_for(admin: Shell) -> None:
+    assert admin("--color=always", "no-such-verb") == Exit.USAGE
+    assert admin.err.startswith("hifc-admin: \x1b[1;31merror\x1b[0m: ")
+
+
+def test_colours_do_not_move_columns() -> None:
+    green = text.paint("PASS", text.Color.GOOD)
+    coloured = text.table(("", "n"), [(green, 1), ("longer", 23)])
+    assert coloured != text.table(("", "n"), [("PASS", 1), ("longer", 23)])
+    assert list(map(text.plain, coloured)) == text.table(("", "n"), [("PASS", 1), ("longer", 23)])
 
 
 def test_advice_of_the_library_is_the_fix(admin: Shell, tmp_path: Path) -> None:
@@ -319,7 +508,7 @@ def test_what_the_sysroot_lacks_is_named(admin: Shell, tmp_path: Path) -> None:
 # ---- commands that a fix names can be pasted
 
 
-@pytest.mark.parametrize("words", [["stats"], ["top", "--once"], ["erase"], ["bench"]])
+@pytest.mark.parametrize("words", [["stats"], ["top", "--once"], ["erase"]])
 def test_a_uri_in_a_fix_is_quoted(admin: Shell, uri: str, words: list[str]) -> None:
     assert admin(*words, uri) != Exit.DONE
     assert f" '{uri}'" in admin.err

@@ -14,7 +14,7 @@ import pytest
 
 from admin_shell import Shell, code_of
 from hifc.namespace import Namespace
-from hifc.request import Op
+from hifc.request import Answer, Op
 from hifc_admin import baseline, bench_load, bench_plot, bench_verb, doctor_measure
 from hifc_admin.bench_load import Outcome, Scratch
 from hifc_admin.doctor import Row, Status, passed, warned
@@ -86,12 +86,54 @@ def test_text_is_a_table_on_stdout(admin: Shell, uri: str, path: Path) -> None:
     assert row.startswith("random ")
 
 
-@pytest.mark.parametrize("confirm", [[], ["--confirm", "/somewhere/else"]])
-def test_writing_wants_confirmation(admin: Shell, uri: str, path: Path, confirm: list[str]) -> None:
+def test_a_wrong_confirmation_is_refused(admin: Shell, uri: str, path: Path) -> None:
     before = path.read_bytes()
-    code, document = admin.json("bench", uri, *QUICK, *confirm)
+    code, document = admin.json("bench", uri, *QUICK, "--confirm", "/somewhere/else")
     assert (code, code_of(document)) == (Exit.REFUSED, "not-confirmed")
+    assert "overwrite" not in document["problems"][0]["fix"]
     assert path.read_bytes() == before
+
+
+def test_without_confirmation_it_says_what_it_writes(admin: Shell, uri: str) -> None:
+    """It overwrites nothing, so there is nothing to confirm."""
+    assert admin("bench", uri, *QUICK) == 0
+    assert admin.err.startswith("will write up to 3 MiB of values into free room")
+    with Namespace.open(uri) as namespace:
+        assert namespace.stats().entries == 10
+
+
+def test_requests_that_moved_nothing_are_explained(
+    admin: Shell, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = bench_load._count
+
+    def some_wait(outcome: Outcome, ticket: Any, requests: Any) -> None:
+        if outcome.name == "random" and not outcome.not_done:
+            requests["status"][:] = Answer.RETRY
+        count(outcome, ticket, requests)
+
+    monkeypatch.setattr(bench_load, "_count", some_wait)
+    words = ["bench", uri, *QUICK, "--load", "random"]
+    _, document = admin.json(*words)
+    (load,) = document["data"]["loads"]
+    assert (load["not_done"], load["answers"]) == (1, {"retry": 1})
+    assert admin(*words) == 0
+    line = admin.out.splitlines()[-1]
+    assert line.startswith(
+        "random: 1 request moved nothing, outside all rates above: a queue was full"
+    )
+    assert "nothing is wrong" in line
+
+
+def test_every_answer_has_a_meaning() -> None:
+    assert set(bench_verb.MEANINGS) == set(Answer) - {Answer.OK, Answer.IN_FLIGHT}
+
+
+def test_plot_and_table_have_the_same_unit() -> None:
+    outcome = Outcome("random", 4096, 1, 4, elapsed_s=1.0, operations=1, moved_bytes=303 << 20)
+    row = list(bench_verb._table([outcome]))[1]
+    assert "303 MiB" in row
+    assert bench_plot._label(outcome) == "random, 4 in flight, 303 MiB/s"
 
 
 def test_read_only_changes_nothing(admin: Shell, uri: str, path: Path) -> None:

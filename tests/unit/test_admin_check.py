@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,45 @@ def test_fsck_of_a_sound_namespace(admin: Shell, uri: str) -> None:
     assert code == 0
     assert document["data"]["entries_checked"] == COUNT
     assert document["problems"] == []
+
+
+def last_line(admin: Shell) -> str:
+    return admin.out.splitlines()[-1]
+
+
+def test_a_check_ends_with_a_verdict(admin: Shell, uri: str, path: Path) -> None:
+    clean = rf"clean: {COUNT} (entries|values \(781.2 KiB\)) verified in \d+\.\d s"
+    for words in (["fsck", uri, "--payload"], ["scrub", uri]):
+        assert admin(*words) == 0
+        assert re.fullmatch(clean, last_line(admin))
+        assert "unclear" not in admin.out
+        assert "False" not in admin.out
+        assert "none" not in admin.out
+        assert admin.json(*words)[1]["data"]["verdict"] == "clean"
+    assert admin("fsck", uri) == 0
+    assert "their values not read" in last_line(admin)
+    assert "not read: --payload reads them" in admin.out
+    flip(path, 4)
+    for words in (["fsck", uri, "--payload"], ["scrub", uri]):
+        assert admin(*words) == Exit.FAILED
+        assert last_line(admin).startswith("damaged: ")
+        assert f"fix:  hifc-admin fsck '{uri}' --payload --repair" in admin.err
+        assert admin.json(*words)[1]["data"]["verdict"] == "damaged"
+    assert key(4).hex() in admin.out
+    assert admin("fsck", uri, "--payload", "--repair") == 0
+    assert last_line(admin).startswith(f"repaired: {COUNT - 1} entries left")
+    assert admin.json("fsck", uri, "--repair")[1]["data"]["verdict"] == "clean"
+
+
+def test_scrub_of_what_cannot_be_read_now_is_unclear(
+    admin: Shell, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = scan.Found(entries_read=3, unclear=2, first_unclear="it timed out")
+    monkeypatch.setattr(scan, "scan", lambda *_: found)
+    assert admin("scrub", uri) == Exit.PARTLY
+    assert last_line(admin).startswith("unclear: 3 values verified")
+    assert "2 values could not be read now, and may be intact" in admin.out
+    assert admin.json("scrub", uri)[1]["data"]["verdict"] == "unclear"
 
 
 def test_fsck_repair_of_a_sound_namespace(admin: Shell, uri: str) -> None:
@@ -174,7 +214,7 @@ def test_scrub_keeps_its_rate(admin: Shell, uri: str, monkeypatch: pytest.Monkey
 
 def test_scrub_tells_how_far_it_is_on_stderr(admin: Shell, uri: str) -> None:
     assert admin("scrub", uri) == 0
-    assert "entries_read" in admin.out
+    assert admin.out.startswith(f"values  {COUNT} read and verified\n")
     assert "verifying" not in admin.out
 
 

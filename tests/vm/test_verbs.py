@@ -121,7 +121,7 @@ def test_it_is_verified(admin: Shell, served: Drive) -> None:
 def test_bench(admin: Shell, served: Drive) -> None:
     words = ["--size", "64KiB", "--data", "1MiB", "--duration", "0.3", "--depth", "4"]
     words += ["--load", "write", "--load", "random"]
-    code, document = admin.json("bench", served.uri, *words)
+    code, document = admin.json("bench", served.uri, "--confirm", "another/1", *words)
     assert (code, code_of(document)) == (Exit.REFUSED, "not-confirmed")
     found = done(admin, "bench", served.uri, "--confirm", confirm(served), *words)
     assert [load["load"] for load in found["loads"]] == ["write", "random"]

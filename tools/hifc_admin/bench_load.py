@@ -45,7 +45,8 @@ class Outcome:
     cpu_s: float = 0.0  # of this process, all threads
     operations: int = 0
     moved_bytes: int = 0
-    not_done: int = 0  # answered Retry, Pending, NoSpace or Miss
+    not_done: int = 0  # answered, and no value moved
+    answers: dict[Answer, int] = field(default_factory=dict)  # what these were answered
     failed: int = 0
     first_error: str = ""
     times_us: list[float] = field(default_factory=list)
@@ -65,6 +66,7 @@ class Outcome:
             "bytes_per_s": round(self.moved_bytes / elapsed_s),
             "cpu_s_per_gb": round(self.cpu_s / gigabytes, 3) if gigabytes else None,
             "not_done": self.not_done,
+            "answers": {answer.name.lower(): count for answer, count in self.answers.items()},
             "failed": self.failed,
             "latency_us": self.latency_us(),
         }
@@ -155,6 +157,9 @@ def _count(outcome: Outcome, ticket: Ticket, requests: npt.NDArray[np.void]) -> 
     outcome.operations += done
     outcome.failed += failed
     outcome.not_done += status.size - done - failed
+    for answer, count in zip(*np.unique(status[status > 0], return_counts=True), strict=True):
+        kind = Answer(answer)
+        outcome.answers[kind] = outcome.answers.get(kind, 0) + int(count)
     outcome.moved_bytes += ticket.bytes
     if failed and not outcome.first_error:
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hifc_admin import text
 from hifc_admin.bench_load import Outcome
 from hifc_admin.result import Exit, Failure, Problem
 
@@ -55,5 +56,6 @@ def draw(outcomes: Sequence[Outcome], title: str, name: str) -> None:
 
 
 def _label(outcome: Outcome) -> str:
-    rate = outcome.moved_bytes / max(outcome.elapsed_s, 1e-9) / 1e6
-    return f"{outcome.name}, {outcome.batch * outcome.depth} in flight, {rate:,.0f} MB/s"
+    """In the units of the table."""
+    rate = text.size(outcome.data()["bytes_per_s"])
+    return f"{outcome.name}, {outcome.batch * outcome.depth} in flight, {rate}/s"

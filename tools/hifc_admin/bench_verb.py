@@ -2,7 +2,8 @@
 """The verb bench: loads on a namespace at rest, as a table, JSON and a plot.
 
 What it writes are swap entries under keys of its own, in room that is free, and they are deleted
-at the end: it evicts nothing and leaves nothing. --read-only reads what is there instead.
+at the end: it evicts nothing, overwrites nothing and leaves nothing, so it needs no --confirm.
+--read-only reads what is there instead.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hifc.units import page_up
 from hifc_admin import baseline, bench_load, bench_plot, progress, scan, target, text
 from hifc_admin.bench_load import Load, Outcome, Scratch
 from hifc_admin.medium_verbs import size
-from hifc_admin.parsing import Verbs, add_verb
+from hifc_admin.parsing import Verbs, add_uri, add_verb
 from hifc_admin.result import Exit, Failure, Problem, Result, Severity
 
 LOADS = ("write", "sequential", "random", "mixed", "swap")
@@ -37,6 +38,14 @@ DURATION_MAX_S = 3600.0
 ROOM_SHARE = 4
 SEGMENTS_SPARED = 8
 KEYS_MAX = 1 << 20
+MEANINGS = {
+    Answer.RETRY: "a queue was full, as it is now and then under load (Retry); nothing is wrong",
+    Answer.PENDING: "the value was still on its way to the device (Pending); nothing is wrong",
+    Answer.MISS: "the value was not there (Miss): something evicted or deleted it meanwhile",
+    Answer.NO_SPACE: "no room was left (NoSpace): use less --data or a larger device",
+    Answer.REJECTED: "the write budget or the admission policy declined it (Rejected)",
+    Answer.EXISTS: "the key was there already (Exists)",
+}
 PERCENTILES = ("p50", "p95", "p99", "p999", "max")
 
 
@@ -45,11 +54,16 @@ def register(verbs: Verbs) -> None:
         verbs,
         "bench",
         bench,
-        "measure a namespace at rest",
-        "hifc-admin bench file:///var/tmp/kv.hifc --confirm /var/tmp/kv.hifc --plot kv.svg",
+        "measure a namespace at rest; entries that are there stay as they are",
+        "hifc-admin bench file:///var/tmp/kv.hifc --plot kv.svg",
     )
-    parser.add_argument("uri", metavar="URI")
-    parser.add_argument("--confirm", metavar="ID", help="as for format, unless --read-only")
+    add_uri(parser)
+    parser.add_argument(
+        "--confirm",
+        metavar="ID",
+        help="refuse to run unless this names the medium, as for format (not needed: bench "
+        "overwrites nothing)",
+    )
     parser.add_argument(
         "--read-only", action="store_true", help="read the entries that are there; write nothing"
     )
@@ -96,9 +110,10 @@ def bench(arguments: argparse.Namespace) -> Result:
     if arguments.read_only:
         uuid, outcomes, problems = _read_only(arguments)
     else:
-        medium = target.parse(arguments.uri)
-        command = f"hifc-admin bench {shlex.quote(arguments.uri)}"
-        target.require_confirmation(medium, arguments.confirm, command)
+        if arguments.confirm is not None:
+            medium = target.parse(arguments.uri)
+            command = f"hifc-admin bench {shlex.quote(arguments.uri)}"
+            target.require_confirmation(medium, arguments.confirm, command, "the medium to measure")
         uuid, outcomes, problems = _read_and_write(arguments)
     data: dict[str, Any] = {
         "uri": arguments.uri,
@@ -180,7 +195,7 @@ def reading(uri: str, depth: int) -> Iterator[tuple[Namespace, KeyArray, int, in
         ]
     if not entries:
         detail = "the namespace is empty: there is nothing to read"
-        fix = "leave --read-only out, with --confirm"
+        fix = "leave --read-only out: bench then writes values of its own and deletes them again"
         raise Failure(Exit.FAILED, Problem("empty", uri, detail, fix=fix))
     keys = np.frombuffer(b"".join(key for key, _ in entries), dtype=np.uint8).reshape(-1, 16)
     longest = max(length for _, length in entries)
@@ -198,6 +213,11 @@ def _pool(value_bytes: int, count: int) -> int:
 
 def _read_and_write(arguments: argparse.Namespace) -> Ran:
     count = _count(arguments)
+    most = text.size(3 * count * page_up(arguments.size))
+    arguments.announce(
+        f"will write up to {most} of values into free room, and delete them at the end; entries "
+        "that are there stay as they are"
+    )
     pool = _pool(arguments.size, 2 * max(arguments.depth, SWAP_BATCH))
     with Namespace.open(arguments.uri, pool_size=pool) as namespace:
         uuid = namespace.stats().uuid
@@ -303,6 +323,12 @@ def _table(outcomes: Sequence[Outcome]) -> Iterator[str]:
             )
         )
     yield from text.table(head, rows)
-    undone = sum(outcome.not_done for outcome in outcomes)
-    if undone:
-        yield f"{undone} requests were answered without moving a value"
+    yield from _unmoved(outcomes)
+
+
+def _unmoved(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """What became of requests that moved no value, and whether that matters."""
+    for outcome in outcomes:
+        for answer, number in outcome.answers.items():
+            requests = f"{text.count(number, 'request')} moved nothing, outside all rates above"
+            yield f"{outcome.name}: {requests}: {MEANINGS.get(answer, answer.name)}"

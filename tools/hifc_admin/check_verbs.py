@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shlex
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from hifc.stats import CheckResult, NamespaceStats
 from hifc_admin import progress, scan, text
 from hifc_admin.failures import what_failed
 from hifc_admin.medium_verbs import size
-from hifc_admin.parsing import Verbs, add_verb
+from hifc_admin.parsing import Verbs, add_uri, add_verb
 from hifc_admin.plan import would
 from hifc_admin.result import Exit, Failure, Problem, Result, Severity
 
@@ -38,7 +39,7 @@ def register(verbs: Verbs) -> None:
         "hifc-admin fsck file:///var/tmp/kv.hifc --payload",
         honours=("dry_run",),
     )
-    parser.add_argument("uri", metavar="URI")
+    add_uri(parser)
     parser.add_argument("--payload", action="store_true", help="also read and verify every value")
     parser.add_argument(
         "--repair",
@@ -53,7 +54,7 @@ def register(verbs: Verbs) -> None:
         "read and verify every value of a namespace at rest",
         "hifc-admin scrub file:///var/tmp/kv.hifc --rate 200MiB",
     )
-    parser.add_argument("uri", metavar="URI")
+    add_uri(parser)
     parser.add_argument(
         "--rate",
         metavar="SIZE",
@@ -113,26 +114,68 @@ def _look(namespace: Namespace, payload: bool) -> _Look:
 
 def fsck(arguments: argparse.Namespace) -> Result:
     uri, payload = arguments.uri, arguments.payload
+    started_s = time.monotonic()
     with _at_rest(arguments), Namespace.open(uri, read_only=True) as namespace:
         before = _look(namespace, payload)
-    data = {"uri": uri, "payload": payload, **before.data()}
-    result = Result(data, text.pairs(data.items()), _problems(uri, before))
-    if not arguments.repair:
-        if not before.ok:
-            result.exit = Exit.FAILED
-        return result
-    if arguments.dry_run:
+    data = {
+        "uri": uri,
+        "payload": payload,
+        **before.data(),
+        **_verdict(before.ok, time.monotonic() - started_s),
+    }
+    lines = text.pairs(_fsck_rows(before, payload))
+    result = Result(data, lines, _problems(uri, before))
+    if arguments.repair and not arguments.dry_run:
+        return _repair(arguments, before)
+    if arguments.repair:
         data["steps"] = _steps(before, payload)
-        result.lines = [*result.lines, *would(data["steps"])]
-        return result
-    return _repair(arguments, before)
+        lines += would(data["steps"])
+    else:
+        lines.append(_fsck_sentence(data, uri))
+        result.exit = Exit.DONE if before.ok else Exit.FAILED
+    return result
+
+
+def _verdict(ok: bool, elapsed_s: float) -> dict[str, Any]:
+    """What fsck and scrub add to their data."""
+    return {"verdict": "clean" if ok else "damaged", "elapsed_s": round(elapsed_s, 3)}
+
+
+def _fsck_rows(look: _Look, payload: bool) -> Iterator[tuple[str, str]]:
+    """What was looked at, and of what is wrong only what there is."""
+    yield "entries", str(look.check.entries_checked)
+    yield "values", "read and verified" if payload else "not read: --payload reads them"
+    wrong = (
+        ("dropped", look.stats.recovery_dropped, "entries that a crash cut short"),
+        ("lost", look.stats.recovery_damaged, "entries that had been flushed"),
+        ("damaged", look.stats.segments_damaged, "segments without a valid header"),
+        ("problems", look.check.problems, "found by comparing and reading"),
+    )
+    for name, number, what in wrong:
+        if number:
+            yield name, f"{number} {what}"
+
+
+def _fsck_sentence(data: dict[str, Any], uri: str) -> str:
+    """What it comes to, and what to do then."""
+    entries = text.count(data["entries_checked"], "entry", "entries")
+    took = f"in {data['elapsed_s']:.1f} s"
+    if data["verdict"] == "clean":
+        seen = "verified" if data["payload"] else "consistent, their values not read,"
+        return f"{text.paint('clean', text.Color.GOOD)}: {entries} {seen} {took}"
+    payload = " --payload" if data["payload"] else ""
+    return (
+        f"{text.paint('damaged', text.Color.BAD)}: {entries} checked {took}; "
+        f"hifc-admin fsck {shlex.quote(uri)}{payload} --repair gives up what is lost, no more"
+    )
 
 
 def _problems(uri: str, look: _Look) -> list[Problem]:
     found = []
     stats = look.stats
     if look.check.problems:
-        found.append(Problem("check-failed", uri, look.check.first_problem))
+        fix = f"hifc-admin fsck {shlex.quote(uri)} --payload --repair deletes what is lost"
+        found.append(Problem("check-failed", uri, look.check.first_problem, fix=fix))
     if stats.recovery_damaged or stats.segments_damaged:
         lost = stats.segments_damaged * stats.segment_size_bytes
         found.append(
@@ -160,6 +203,7 @@ def _steps(look: _Look, payload: bool) -> list[str]:
 def _repair(arguments: argparse.Namespace, before: _Look) -> Result:
     """A writable open seals what a crash left open and writes all four superblock copies."""
     uri = arguments.uri
+    started_s = time.monotonic()
     deleted: list[bytes] = []
     found = scan.Found()
     with Namespace.open(uri, pool_size=_pool_size(uri), owner_socket=False) as namespace:
@@ -189,7 +233,7 @@ def _repair(arguments: argparse.Namespace, before: _Look) -> Result:
         *(f"  {key.hex()}" for key in deleted[:KEYS_NAMED_MAX]),
         f"problems left: {after.check.problems}",
     ]
-    result = Result(data, lines, _problems(uri, after))
+    result = Result(data, problems=_problems(uri, after))
     if repaired.first_problem:
         result.problems.append(Problem("not-repaired", uri, repaired.first_problem))
     result.problems += _unclear(uri, found)
@@ -198,7 +242,23 @@ def _repair(arguments: argparse.Namespace, before: _Look) -> Result:
     elif deleted or not before.ok:
         detail = "what was damaged is given up; store it again where it is needed"
         result.problems.append(Problem("data-lost", uri, detail, severity=Severity.WARNING))
+    data |= _verdict(result.exit is Exit.DONE, time.monotonic() - started_s)
+    if result.exit is Exit.DONE and result.problems:
+        data["verdict"] = "repaired"
+    result.lines = [*lines, _repair_sentence(data)]
     return result
+
+
+def _repair_sentence(data: dict[str, Any]) -> str:
+    entries = text.count(data["after"]["entries_checked"], "entry", "entries")
+    took = f"in {data['elapsed_s']:.1f} s"
+    if data["verdict"] == "clean":
+        return f"{text.paint('clean', text.Color.GOOD)}: {entries} there, nothing to repair {took}"
+    if data["verdict"] == "repaired":
+        verdict = text.paint("repaired", text.Color.GOOD)
+        return f"{verdict}: {entries} left {took}; what was lost reads as a miss from now on"
+    verdict = text.paint("damaged", text.Color.BAD)
+    return f"{verdict}: {entries} left {took}, and not everything could be repaired, see below"
 
 
 def _unclear(uri: str, found: scan.Found) -> list[Problem]:
@@ -219,7 +279,9 @@ def scrub(arguments: argparse.Namespace) -> Result:
         _at_rest(arguments),
         Namespace.open(uri, read_only=True, pool_size=_pool_size(uri)) as namespace,
     ):
+        started_s = time.monotonic()
         found = _scan(arguments, namespace, scan.Rate(arguments.rate))
+        elapsed_s = time.monotonic() - started_s
     named = [key.hex() for key in found.lost_keys[:KEYS_NAMED_MAX]]
     data = {
         "uri": uri,
@@ -229,9 +291,11 @@ def scrub(arguments: argparse.Namespace) -> Result:
         "unreadable": found.unreadable,
         "unclear": found.unclear,
         "keys": named,
+        **_verdict(not found.lost_keys, elapsed_s),
     }
-    shown = data | {"bytes_read": text.size(found.bytes_read), "keys": " ".join(named) or "none"}
-    result = Result(data, text.pairs(shown.items()))
+    if found.unclear and not found.lost_keys:
+        data["verdict"] = "unclear"
+    result = Result(data, [*text.pairs(_scrub_rows(found, named)), _scrub_sentence(data)])
     if found.lost_keys:
         result.exit = Exit.FAILED
         detail = f"{found.corrupt} values fail their checksum, {found.unreadable} cannot be read"
@@ -243,6 +307,37 @@ def scrub(arguments: argparse.Namespace) -> Result:
         result.problems += unclear
         result.exit = result.exit or Exit.PARTLY
     return result
+
+
+def _scrub_rows(found: scan.Found, named: list[str]) -> Iterator[tuple[str, str]]:
+    """What was read, and of what is wrong only what there is."""
+    yield "values", f"{found.entries_read} read and verified"
+    yield "bytes", text.size(found.bytes_read)
+    wrong = (
+        ("corrupt", found.corrupt, "values fail their checksum"),
+        ("unreadable", found.unreadable, "values that the medium has lost"),
+        ("unclear", found.unclear, "values could not be read now, and may be intact"),
+        ("gone", found.gone, "values went away meanwhile"),
+    )
+    for name, number, what in wrong:
+        if number:
+            yield name, f"{number} {what}"
+    for number, key in enumerate(named):
+        yield "" if number else "keys", key
+
+
+def _scrub_sentence(data: dict[str, Any]) -> str:
+    """What it comes to."""
+    values = text.count(data["entries_read"], "value")
+    took = f"in {data['elapsed_s']:.1f} s"
+    if data["verdict"] == "clean":
+        amount = text.size(data["bytes_read"])
+        return f"{text.paint('clean', text.Color.GOOD)}: {values} ({amount}) verified {took}"
+    if data["verdict"] == "unclear":
+        verdict = text.paint("unclear", text.Color.WARNING)
+        return f"{verdict}: {values} verified {took}, {data['unclear']} could not be read"
+    lost = text.count(data["corrupt"] + data["unreadable"], "value")
+    return f"{text.paint('damaged', text.Color.BAD)}: {lost} lost, {values} verified {took}"
 
 
 def _pool_size(uri: str) -> int:

@@ -2,7 +2,8 @@
 """format, and what it has in common with erase, the other verb that destroys what it finds.
 
 Both want the medium named once more with --confirm, refuse what the kernel uses, and refuse what
-is on it already unless --force is given.
+is on it already unless --force is given. A file that does not exist yet holds nothing that could be
+lost, so `format` makes it without --confirm.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hifc.namespace import Namespace
 from hifc.units import parse_size
 from hifc_admin import scan, target
 from hifc_admin.failures import failure_of
-from hifc_admin.parsing import Parser, Verbs, add_verb
+from hifc_admin.parsing import Parser, Verbs, add_uri, add_verb
 from hifc_admin.result import Exit, Failure, Problem, Result
 from hifc_admin.stats_text import namespace_lines
 from hifc_admin.system import System
@@ -31,7 +32,7 @@ def register(verbs: Verbs) -> None:
         "format",
         format_namespace,
         "lay an empty namespace on a device; what is there is lost",
-        "hifc-admin format 'file:///var/tmp/kv.hifc?size=8GiB' --confirm /var/tmp/kv.hifc",
+        "hifc-admin format 'file:///var/tmp/kv.hifc?size=8GiB'",
         honours=("dry_run",),
     )
     add_medium(parser)
@@ -47,12 +48,13 @@ def register(verbs: Verbs) -> None:
 
 def add_medium(parser: Parser) -> None:
     """The arguments of a verb that overwrites."""
-    parser.add_argument("uri", metavar="URI")
+    add_uri(parser)
     parser.add_argument(
         "--confirm",
         metavar="ID",
         help="names the medium once more: the path of a file; SERIAL/NSID, EUI-64 or NGUID of a "
-        "drive; NQN/NSID of a fabrics namespace",
+        "drive; NQN/NSID of a fabrics namespace. Not needed by format for a file that does not "
+        "exist yet",
     )
     parser.add_argument("--force", action="store_true", help="overwrite what is there")
 
@@ -68,7 +70,11 @@ def size(written: str) -> int:
 def format_namespace(arguments: argparse.Namespace) -> Result:
     medium = target.parse(arguments.uri)
     command = f"hifc-admin format {shlex.quote(arguments.uri)}"
-    target.require_confirmation(medium, arguments.confirm, command)
+    if arguments.confirm is None and _is_new_file(medium):
+        # What another program puts there from now on was confirmed by nobody.
+        arguments.force = False
+    else:
+        target.require_confirmation(medium, arguments.confirm, command)
     target.refuse_if_in_use(medium, System())
     if arguments.dry_run:
         _check_format(arguments, medium)
@@ -77,6 +83,10 @@ def format_namespace(arguments: argparse.Namespace) -> Result:
     with scan.look(arguments.uri) as namespace:
         data = {"uri": arguments.uri, **dataclasses.asdict(namespace.stats())}
     return Result(data, [f"formatted {arguments.uri}", *namespace_lines(data)])
+
+
+def _is_new_file(medium: Target) -> bool:
+    return medium.path is not None and not os.path.lexists(medium.name) and not medium.path.exists()
 
 
 def _format(arguments: argparse.Namespace, uri: str, check_only: bool = False) -> None:

@@ -89,8 +89,11 @@ def _ids_of_drive(target: Target) -> list[str]:
     raise Failure(Exit.REFUSED, problem)
 
 
-def require_confirmation(target: Target, given: str | None, command: str) -> None:
-    """Raises Failure unless --confirm names the medium. command: what to repeat, without it."""
+def require_confirmation(
+    target: Target, given: str | None, command: str, role: str = "the medium to overwrite"
+) -> None:
+    """Raises Failure unless --confirm names the medium. command: what to repeat, without it. role:
+    what the command takes the medium for."""
     ids = confirm_ids(target)
     if given in ids:
         return
@@ -100,7 +103,7 @@ def require_confirmation(target: Target, given: str | None, command: str) -> Non
         "not-confirmed",
         target.uri,
         f"--confirm must be {wanted}; {said}",
-        fix=f"if that is the medium to overwrite: {command} --confirm {shlex.quote(ids[0])}",
+        fix=f"if that is {role}: {command} --confirm {shlex.quote(ids[0])}",
     )
     raise Failure(Exit.REFUSED, problem)
 

@@ -38,7 +38,7 @@ def register(verbs: Verbs) -> None:
         "verify",
         verify,
         "compare a model with and without HiFC: logits, perplexity, attention maps",
-        "hifc-admin verify ./model --text book.txt --device file:///var/tmp/kv.hifc?size=8GiB "
+        "hifc-admin verify ./model --text book.txt --device 'file:///var/tmp/kv.hifc?size=8GiB' "
         "--report report.html",
     )
     parser.add_argument("model", metavar="MODEL", help="folder of a checkpoint, or its name")
@@ -48,7 +48,8 @@ def register(verbs: Verbs) -> None:
     parser.add_argument(
         "--device",
         metavar="URI",
-        help="a namespace, or a file that is not there yet (default: memory)",
+        help="a namespace, or a file that is not there yet and is made with its size: "
+        "'file:///var/tmp/kv.hifc?size=8GiB' (default: memory)",
     )
     parser.add_argument("--report", metavar="FILE", type=Path, help="the report, as .html")
     parser.add_argument("--mode", choices=("exact", "sparse"), default="exact", help="of the cache")
