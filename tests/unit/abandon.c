@@ -103,7 +103,7 @@ TEST(an_abandoned_read_touches_neither_its_request_nor_memory_of_others)
         others[count++] = other;
     }
     CHECK(count > 20 && count < 64);
-    CHECK_EQ(hifc_drain(ns, SUBMIT_WAIT_US), 0);
+    CHECK_EQ(hifc_drain(ns, CHECK_HANG_US), 0);
     CHECK_EQ(stats_now().requests_inflight, 0);
     CHECK(holds(at, 1, VALUE_BYTES)); /* it did go on */
     for (uint32_t i = 0; i < count; i++) {
@@ -127,7 +127,7 @@ TEST(an_abandoned_put_stores_its_value)
     hifc_ticket_drop(&ticket, 0);
     memset(&req, 0xff, sizeof req);
     hifc_buffer_drop(ns, &at);
-    CHECK_EQ(hifc_drain(ns, SUBMIT_WAIT_US), 0);
+    CHECK_EQ(hifc_drain(ns, CHECK_HANG_US), 0);
     CHECK_EQ(req.status, -1); /* as it was overwritten */
     uint64_t to = buffer(VALUE_BYTES);
     struct hifc_req get = {.op = HIFC_OP_GET, .key = key_of(5), .buffer_offset = to,
@@ -150,7 +150,7 @@ TEST(abandoned_tickets_come_back)
         CHECK_EQ(hifc_submit(ns, &req, 1, &ticket), 0);
         hifc_ticket_drop(&ticket, 0);
         if (i % 64 == 63) {
-            CHECK_EQ(hifc_drain(ns, SUBMIT_WAIT_US), 0);
+            CHECK_EQ(hifc_drain(ns, CHECK_HANG_US), 0);
         }
     }
     uint32_t free_count = 0;
@@ -173,7 +173,7 @@ TEST(a_ticket_that_was_dropped_with_time_to_end_is_done)
     struct hifc_ticket_info info;
     CHECK_EQ(hifc_execute(ns, &req, 0, &ticket, &info), 0);
     CHECK(ticket);
-    hifc_ticket_drop(&ticket, SUBMIT_WAIT_US);
+    hifc_ticket_drop(&ticket, CHECK_HANG_US);
     CHECK(!ticket);
     CHECK_EQ(req.status, HIFC_OK);
     CHECK(holds(at, 1, VALUE_BYTES));
@@ -294,7 +294,7 @@ TEST(threads_that_give_up_do_not_disturb_those_that_wait)
     for (unsigned i = 0; i < THREADS; i++) {
         pthread_join(threads[i], NULL);
     }
-    CHECK_EQ(hifc_drain(ns, SUBMIT_WAIT_US), 0);
+    CHECK_EQ(hifc_drain(ns, CHECK_HANG_US), 0);
     CHECK_EQ(atomic_load(&wrong), 0);
     CHECK(atomic_load(&abandoned) > 100 && atomic_load(&waited) > 100);
     struct hifc_stats stats = stats_now();
