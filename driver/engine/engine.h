@@ -145,6 +145,11 @@ void hifc_pools_destroy(struct hifc_pools *pools);
 void hifc_pools_release(struct hifc_pools *pools);
 int hifc_pools_alloc(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *offset);
 int hifc_pools_free(struct hifc_pools *pools, uint64_t offset);
+/* The same for the library's own use, and false without an error where there is no room. */
+bool hifc_pools_try(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *offset);
+/* Takes memory at the end of pool 0 for good, which then does not count as used: call it before
+ * anything else is taken. Returns how many bytes, 0 where there are not that many. */
+uint64_t hifc_pools_keep(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *offset);
 /* The same for the caller's buffers: what requests may name, and all that take_back takes. */
 int hifc_pools_lend(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *offset);
 int hifc_pools_take_back(struct hifc_pools *pools, uint64_t offset);

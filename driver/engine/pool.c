@@ -9,6 +9,10 @@
  * power of two below their size. The descriptions stand outside the region: the
  * device and the caller write the pages.
  *
+ * A small extent that stays in the middle halves what fits, however little it takes. So what may be
+ * large, the caller's buffers, comes from the front, and the caller's small ones and the library's
+ * pages from the back; what the library takes for good is kept at the very end (hifc_pools_keep).
+ *
  * The library's own pages come from the same region. A bit a page tells what was lent to the
  * caller, and only that can be named by a request or given back. A share of the region is never
  * lent: without any page of its own the library could not end a request, whose buffer then would
@@ -34,8 +38,13 @@
 #define NONE UINT32_MAX
 /* Extents of the request's own class that are looked at before a larger one is split. */
 #define FIT_PROBES_MAX 16u
+/* Extents, free and taken, that are looked at from the back. */
+#define BACK_PROBES_MAX 16u
+/* A buffer of at most one part in so many of the pool is a small one. */
+#define SMALL_SHARE 256u
 
 enum page_state { INTERIOR, FREE, TAKEN, HELD };
+enum end { FRONT, BACK }; /* of a free extent, and of the pool */
 
 struct page {
     uint32_t state : 2;  /* enum page_state; of an extent's first page */
@@ -64,7 +73,8 @@ struct hifc_pools {
     bool ended;
     struct page *pages;
     _Atomic uint64_t *lent; /* a bit a page */
-    _Atomic uint64_t used_bytes, peak_bytes;
+    _Atomic uint64_t used_bytes, peak_bytes; /* without what is kept */
+    _Atomic uint64_t kept_bytes;
 };
 
 /* ---- extents; the mutex is held -------------------------------------------------------------- */
@@ -132,18 +142,33 @@ static uint32_t find_fit(struct hifc_pools *pools, uint32_t count)
     return NONE;
 }
 
-static uint32_t take(struct hifc_pools *pools, uint32_t count)
+/* The same, as far back as a few looks find one. */
+static uint32_t find_back(struct hifc_pools *pools, uint32_t count)
 {
-    uint32_t first = find_fit(pools, count);
+    uint32_t end = pools->page_count;
+    for (unsigned probes = 0; end > 0 && probes < BACK_PROBES_MAX; probes++) {
+        uint32_t first = pools->pages[end - 1].first;
+        if (pools->pages[first].state == FREE && pools->pages[first].count >= count) {
+            return first;
+        }
+        end = first;
+    }
+    return find_fit(pools, count);
+}
+
+static uint32_t take(struct hifc_pools *pools, uint32_t count, enum end end)
+{
+    uint32_t first = end == BACK ? find_back(pools, count) : find_fit(pools, count);
     if (first == NONE) {
         return NONE;
     }
-    uint32_t found = pools->pages[first].count;
+    uint32_t rest = pools->pages[first].count - count;
     list_remove(pools, first);
-    describe(pools, first, count, TAKEN);
-    if (found > count) {
-        list_add(pools, first + count, found - count);
+    if (rest > 0) {
+        list_add(pools, end == BACK ? first : first + count, rest);
     }
+    first += end == BACK ? rest : 0;
+    describe(pools, first, count, TAKEN);
     return first;
 }
 
@@ -231,9 +256,9 @@ void hifc_pools_destroy(struct hifc_pools *pools)
 }
 
 /* Mutex held. Where the extent begins, or NONE. */
-static uint32_t alloc_pages(struct hifc_pools *pools, uint64_t count)
+static uint32_t alloc_pages(struct hifc_pools *pools, uint64_t count, enum end end)
 {
-    uint32_t first = count <= pools->page_count ? take(pools, (uint32_t)count) : NONE;
+    uint32_t first = count <= pools->page_count ? take(pools, (uint32_t)count, end) : NONE;
     if (first != NONE) {
         uint64_t used = pools->used_bytes + count * PAGE_BYTES;
         pools->used_bytes = used;
@@ -247,24 +272,52 @@ static uint64_t pages_of(uint64_t size_bytes)
     return size_bytes / PAGE_BYTES + (size_bytes % PAGE_BYTES != 0);
 }
 
-int hifc_pools_alloc(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *offset)
+/* False, without an error, where there is no room. size_bytes is not 0. */
+static bool alloc_at(struct hifc_pools *pools, uint64_t size_bytes, enum end end, uint64_t *offset)
+{
+    pthread_mutex_lock(&pools->mutex);
+    uint32_t first = alloc_pages(pools, pages_of(size_bytes), end);
+    pthread_mutex_unlock(&pools->mutex);
+    *offset = (uint64_t)first * PAGE_BYTES;
+    return first != NONE;
+}
+
+static int alloc_or_fail(struct hifc_pools *pools, uint64_t size_bytes, enum end end,
+                         uint64_t *offset)
 {
     if (size_bytes == 0) {
         return hifc_fail(-EINVAL, "%s: a buffer of 0 bytes; ask for at least one",
                          pools->device->uri);
     }
+    return alloc_at(pools, size_bytes, end, offset)
+               ? 0
+               : hifc_fail(-ENOMEM, "%s: no %llu contiguous bytes left in the buffer pool (%llu of "
+                           "%llu used, %llu kept); free buffers or open with a larger "
+                           "pool_size_bytes", pools->device->uri, (unsigned long long)size_bytes,
+                           (unsigned long long)pools->used_bytes,
+                           (unsigned long long)pools->region.size_bytes,
+                           (unsigned long long)pools->kept_bytes);
+}
+
+int hifc_pools_alloc(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *offset)
+{
+    return alloc_or_fail(pools, size_bytes, FRONT, offset);
+}
+
+bool hifc_pools_try(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *offset)
+{
+    return alloc_at(pools, size_bytes, BACK, offset);
+}
+
+uint64_t hifc_pools_keep(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *offset)
+{
     pthread_mutex_lock(&pools->mutex);
-    uint32_t first = alloc_pages(pools, pages_of(size_bytes));
+    uint64_t count = pages_of(size_bytes);
+    uint32_t first = count > 0 ? take(pools, (uint32_t)count, BACK) : NONE;
+    pools->kept_bytes += first == NONE ? 0 : count * PAGE_BYTES;
     pthread_mutex_unlock(&pools->mutex);
-    if (first == NONE) {
-        return hifc_fail(-ENOMEM, "%s: no %llu contiguous bytes left in the buffer pool (%llu of "
-                         "%llu used); free buffers or open with a larger pool_size_bytes",
-                         pools->device->uri, (unsigned long long)size_bytes,
-                         (unsigned long long)pools->used_bytes,
-                         (unsigned long long)pools->region.size_bytes);
-    }
     *offset = (uint64_t)first * PAGE_BYTES;
-    return 0;
+    return first == NONE ? 0 : count * PAGE_BYTES;
 }
 
 /* Whether a buffer that was taken begins there. Mutex held. */
@@ -352,7 +405,8 @@ int hifc_pools_lend(struct hifc_pools *pools, uint64_t size_bytes, uint64_t *off
     uint64_t lent = pools->lent_bytes;
     bool awaited = pools->held != NONE;
     if (!pools->ended && count <= (most - lent) / PAGE_BYTES) {
-        first = alloc_pages(pools, count);
+        bool small = count <= pools->page_count / SMALL_SHARE;
+        first = alloc_pages(pools, count, small ? BACK : FRONT);
     }
     if (first != NONE) {
         pools->lent_bytes += count * PAGE_BYTES;

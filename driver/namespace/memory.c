@@ -4,7 +4,9 @@
  *
  * Operations and batches come from arrays of fixed size, so that nothing is allocated while
  * requests flow and every queue has its bound. Internal pages (batch headers, packed values, tails)
- * come from pool 0, since the device must reach them. Mutex held, except for the span functions.
+ * come from pool 0, since the device must reach them: single ones from its end, which is kept for
+ * them, so that none of them stands between the caller's buffers. Mutex held, except for the span
+ * functions.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +30,14 @@ int ns_memory_create(struct hifc_ns *ns)
     for (uint32_t i = NS_BATCHES_MAX; i-- > 0;) {
         ns->batches[i].next = ns->free_batches;
         ns->free_batches = &ns->batches[i];
+    }
+    uint64_t used, peak, pool_bytes, offset;
+    hifc_pools_usage(ns->pools, &used, &peak, &pool_bytes);
+    uint64_t kept = hifc_pools_keep(ns->pools, pool_bytes / NS_PAGES_SHARE, &offset);
+    if (kept > 0) {
+        ns->own_pages = ns->own_next = hifc_pools_resolve(ns->pools, 0, offset, kept);
+        ns->own_end = ns->own_pages + kept;
+        ns->free_page_count = (uint32_t)(kept / HIFC_PAGE_BYTES);
     }
     ns->shapes[0] = 1;
     ns->shape_count = 1;
@@ -133,46 +143,46 @@ void ns_batch_release(struct hifc_ns *ns, struct ns_batch *batch)
     ns->free_batches = batch;
 }
 
-/* A free page holds the pointer to the next one. */
-static bool pages_grow(struct hifc_ns *ns)
+/* One of the internal pages, unless fewer than leave stay behind. */
+static uint8_t *own_page(struct hifc_ns *ns, uint32_t leave)
 {
-    for (uint32_t count = NS_PAGES_GROW; count > 0; count /= 4) {
-        uint64_t offset;
-        if (hifc_pools_alloc(ns->pools, (uint64_t)count * HIFC_PAGE_BYTES, &offset) != 0) {
-            continue;
-        }
-        uint8_t *memory =
-            hifc_pools_resolve(ns->pools, 0, offset, (uint64_t)count * HIFC_PAGE_BYTES);
-        for (uint32_t i = 0; i < count; i++) {
-            void **page = (void **)(memory + (size_t)i * HIFC_PAGE_BYTES);
-            *page = ns->free_pages;
-            ns->free_pages = page;
-        }
-        return true;
+    if (ns->free_page_count <= leave) {
+        return NULL;
     }
-    return false;
+    ns->free_page_count--;
+    void **page = ns->free_pages;
+    if (page) {
+        ns->free_pages = *page; /* a free page holds the pointer to the next one */
+    } else {
+        page = (void **)ns->own_next;
+        ns->own_next += HIFC_PAGE_BYTES;
+    }
+    return (uint8_t *)page;
+}
+
+static uint8_t *pool_pages(struct hifc_ns *ns, uint32_t bytes)
+{
+    uint64_t offset;
+    return hifc_pools_try(ns->pools, bytes, &offset)
+               ? hifc_pools_resolve(ns->pools, 0, offset, bytes)
+               : NULL;
 }
 
 uint8_t *ns_pages_alloc(struct hifc_ns *ns, uint32_t bytes)
 {
-    if (bytes > HIFC_PAGE_BYTES) {
-        uint64_t offset;
-        if (hifc_pools_alloc(ns->pools, bytes, &offset) != 0) {
-            return NULL;
-        }
-        return hifc_pools_resolve(ns->pools, 0, offset, bytes);
-    }
-    if (!ns->free_pages && !pages_grow(ns)) {
-        return NULL;
-    }
-    void **page = ns->free_pages;
-    ns->free_pages = *page;
-    return (uint8_t *)page;
+    uint8_t *page = bytes == HIFC_PAGE_BYTES ? own_page(ns, NS_PAGES_LASTING) : NULL;
+    return page ? page : pool_pages(ns, bytes);
+}
+
+uint8_t *ns_page_alloc_lasting(struct hifc_ns *ns)
+{
+    uint8_t *page = own_page(ns, 0);
+    return page ? page : pool_pages(ns, HIFC_PAGE_BYTES);
 }
 
 void ns_pages_free(struct hifc_ns *ns, uint8_t *memory, uint32_t bytes)
 {
-    if (bytes > HIFC_PAGE_BYTES) {
+    if (bytes > HIFC_PAGE_BYTES || memory < ns->own_pages || memory >= ns->own_end) {
         uint8_t *base = hifc_pools_resolve(ns->pools, 0, 0, 0);
         (void)hifc_pools_free(ns->pools, (uint64_t)(memory - base));
         return;
@@ -180,6 +190,7 @@ void ns_pages_free(struct hifc_ns *ns, uint8_t *memory, uint32_t bytes)
     void **page = (void **)memory;
     *page = ns->free_pages;
     ns->free_pages = page;
+    ns->free_page_count++;
 }
 
 void ns_issue(struct hifc_ns *ns, struct hifc_xfer *xfer)

@@ -45,7 +45,8 @@
 #define NS_TABLES_MAX 4096u           /* checksum tables kept in memory */
 #define NS_TABLE_PARTS_CACHED_MAX 4096u
 #define NS_APPEND_ATTEMPTS_MAX 2u     /* a put is written to this many segments before it fails */
-#define NS_PAGES_GROW 16u             /* internal pages taken from the pool at a time */
+#define NS_PAGES_SHARE 32u            /* one part in so many of the pool is internal pages */
+#define NS_PAGES_LASTING 16u          /* of these, for what lasts: headers of open segments */
 #define NS_OP_CRCS_INLINE 16u
 #define NS_TICK_MS 100u
 #define NS_ROOM_STALE_NS 100000000ull /* then somebody may have freed room on the disk */
@@ -309,8 +310,10 @@ struct hifc_ns {
     struct hifc_ticket *tickets, *free_tickets;
     uint32_t tickets_count;
     uint32_t requests_inflight;
-    void *free_pages;
-    uint32_t free_page_count;
+    uint8_t *own_pages; /* the pool's internal pages, of which those from own_next on are new */
+    uint8_t *own_next, *own_end;
+    void *free_pages; /* of these: those that were used before, and are free */
+    uint32_t free_page_count; /* all that are free, new ones included */
     uint32_t shapes[NS_SHAPES_MAX]; /* part counts; [0] is 1 */
     uint64_t shape_extents[NS_SHAPES_MAX]; /* live ones of each; none: it makes room for another */
     uint32_t shape_count; /* of these that were ever used */
@@ -376,8 +379,11 @@ void ns_op_free(struct hifc_ns *ns, struct ns_op *op); /* and its tail, bounce, 
 struct ns_batch *ns_batch_alloc(struct hifc_ns *ns);
 /* Frees it when its last holder lets go. */
 void ns_batch_release(struct hifc_ns *ns, struct ns_batch *batch);
-/* bytes: pages. One page comes from a free list, more from the pool. NULL: the pool is full. */
+/* bytes: pages, for as long as something is in flight. One page is an internal one while there are
+ * any, all else comes from the pool. NULL, without an error: the pool is full. */
 uint8_t *ns_pages_alloc(struct hifc_ns *ns, uint32_t bytes);
+/* A page for longer, which does not come to stand in the way of large buffers. */
+uint8_t *ns_page_alloc_lasting(struct hifc_ns *ns);
 void ns_pages_free(struct hifc_ns *ns, uint8_t *memory, uint32_t bytes);
 void ns_issue(struct hifc_ns *ns, struct hifc_xfer *xfer);
 /* The failed command of a transfer, and its error in words. */

@@ -80,7 +80,7 @@ static void header_done(struct hifc_xfer *xfer)
 static struct ns_open *segment_open(struct hifc_ns *ns, unsigned stream)
 {
     struct ns_open *open = calloc(1, sizeof *open);
-    uint8_t *page = open ? ns_pages_alloc(ns, HIFC_PAGE_BYTES) : NULL;
+    uint8_t *page = open ? ns_page_alloc_lasting(ns) : NULL;
     if (!page) {
         free(open);
         return NULL;

@@ -152,6 +152,7 @@ HIFC_API int hifc_stats(struct hifc_ns *ns, struct hifc_stats *out)
     out->reservations = ns->reservation_count;
     out->leases = ns->lease_count;
     out->prefetch_overflowed += ns_rings_overflowed(ns);
+    uint64_t internal_bytes = (uint64_t)(ns->own_next - ns->own_pages);
     if (ns->opts.admission == HIFC_ADMIT_BUDGET) {
         out->write_budget_bytes = ns->opts.write_budget_bytes_per_day;
         out->write_budget_left_bytes = ns_budget_left(ns);
@@ -165,6 +166,8 @@ HIFC_API int hifc_stats(struct hifc_ns *ns, struct hifc_stats *out)
     out->poll_empty_count = io.poll_empty_count;
     hifc_pools_usage(ns->pools, &out->buffer_used_bytes, &out->buffer_peak_bytes,
                      &out->buffer_size_bytes);
+    out->buffer_used_bytes += internal_bytes;
+    out->buffer_peak_bytes += internal_bytes;
     return 0;
 }
 

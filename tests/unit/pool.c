@@ -10,6 +10,7 @@
 #include "check.h"
 #include "engine/engine.h"
 #include "engine/region.h"
+#include "error.h"
 
 enum { MIB = 1 << 20, PAGE = 4096, PAGES = 1024 };
 
@@ -123,6 +124,33 @@ TEST(a_buffer_fits_wherever_that_many_pages_are_free_in_a_row)
     CHECK_EQ(hifc_pools_alloc(pools, 13 * PAGE, &offset), -ENOMEM);
     CHECK_EQ(hifc_pools_alloc(pools, 12 * PAGE, &offset), 0); /* the last of its list */
     CHECK_EQ(offset, offsets[0]);
+    hifc_pools_destroy(pools);
+}
+
+TEST(small_pieces_that_stay_do_not_split_what_large_buffers_need)
+{
+    struct hifc_device device = device_of(&plain_ops);
+    struct hifc_pools *pools;
+    uint64_t large, kept, small, page, offset;
+    CHECK_EQ(hifc_pools_create(&device, 322ull * MIB, &pools), 0);
+    CHECK_EQ(hifc_pools_keep(pools, 10 * MIB, &kept), 10 * MIB);
+    CHECK_EQ(kept, 312ull * MIB);
+    CHECK_EQ(used_bytes_of(pools), 0);
+    CHECK_EQ(hifc_pools_lend(pools, 250ull * MIB, &large), 0);
+    CHECK(hifc_pools_try(pools, 16 * PAGE, &page));
+    CHECK_EQ(hifc_pools_lend(pools, 16 * PAGE, &small), 0);
+    CHECK_EQ(hifc_pools_take_back(pools, large), 0);
+    CHECK_EQ(hifc_pools_lend(pools, 255ull * MIB, &large), 0);
+    CHECK_EQ(hifc_pools_take_back(pools, large), 0);
+    CHECK_EQ(hifc_pools_lend(pools, 312ull * MIB - 32 * PAGE, &large), 0);
+    CHECK_EQ(large, 0);
+    CHECK_EQ(hifc_pools_keep(pools, MIB, &offset), 0); /* there is no room any more */
+    hifc_fail(-EPERM, "before");
+    CHECK(!hifc_pools_try(pools, PAGE, &offset));
+    CHECK(last_error_says("before"));
+    CHECK_EQ(hifc_pools_lend(pools, PAGE, &offset), -ENOMEM);
+    CHECK_EQ(hifc_pools_free(pools, kept + PAGE), -EINVAL);
+    CHECK_EQ(hifc_pools_take_back(pools, kept), -EINVAL); /* nobody was lent it */
     hifc_pools_destroy(pools);
 }
 
