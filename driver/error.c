@@ -261,6 +261,26 @@ int hifc_fail(int code, const char *format, ...)
     return code;
 }
 
+int hifc_fail_thread(int error, const char *what)
+{
+    if (error == EAGAIN) {
+        return hifc_fail(-EUSERS, "%s: no thread can be started, for the limit of threads is reached; "
+                                  "raise it (ulimit -u, in a container its limit of pids, sysctl "
+                                  "kernel.threads-max)", what);
+    }
+    return hifc_fail(-error, "%s: no thread can be started: %s", what, strerror(error));
+}
+
+int hifc_fail_eventfd(int error, const char *what)
+{
+    if (error == EPERM || error == EACCES || error == ENOSYS) {
+        return hifc_fail(-EPERM, "%s: eventfd is not permitted; allow the system call eventfd2 (in a "
+                                 "container, by its seccomp profile)", what);
+    }
+    return hifc_fail(-error, "%s: no eventfd: %s; raise the limit of open files (ulimit -n)", what,
+                     strerror(error));
+}
+
 void hifc_error_copy(struct hifc_error *out)
 {
     *out = last_error;

@@ -24,6 +24,10 @@ void hifc_error_fill_command(struct hifc_error *error, int code, uint8_t sct, ui
                              const char *device_uri);
 /* The words of the NVMe specification for a status, e.g. "Unrecovered Read Error". */
 const char *hifc_nvme_status_text(uint8_t sct, uint8_t sc);
+/* What pthread_create and eventfd returned (a positive errno), and for what: a limit of the system is
+ * named with what raises it, never passed on as EAGAIN, which would read as "try again". */
+int hifc_fail_thread(int error, const char *what);
+int hifc_fail_eventfd(int error, const char *what);
 void hifc_error_copy(struct hifc_error *out);        /* the thread's last error */
 void hifc_error_adopt(const struct hifc_error *from); /* makes it the thread's last error */
 

@@ -182,7 +182,7 @@ static int start_locked(void)
     rc = pthread_create(&thread, NULL, start_thread, &start);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc) {
-        return hifc_fail(-rc, "spdk: cannot start a thread: %s", strerror(rc));
+        return hifc_fail_thread(rc, "spdk");
     }
     pthread_join(thread, NULL);
     if (start.rc) {

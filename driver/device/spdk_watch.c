@@ -110,7 +110,7 @@ static int start_thread(void)
     int rc = pthread_create(&thread, NULL, admin_main, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc) {
-        return hifc_fail(-rc, "spdk: cannot start the admin thread: %s", strerror(rc));
+        return hifc_fail_thread(rc, "spdk");
     }
     pthread_setname_np(thread, "hifc-admin");
     thread_runs = true;

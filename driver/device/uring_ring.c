@@ -186,7 +186,12 @@ int hifc_uring_open(struct hifc_device *base, uint32_t depth, uint32_t command_t
     }
     ring->timeout_ms = command_timeout_ms;
     ring->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int rc = ring->event_fd < 0 ? -errno : set_up(ring, depth);
+    if (ring->event_fd < 0) {
+        int error = errno;
+        release(ring);
+        return hifc_fail_eventfd(error, base->uri);
+    }
+    int rc = set_up(ring, depth);
     if (rc) {
         release(ring);
         return refuse_ring(base, rc);

@@ -162,8 +162,7 @@ int hifc_reactor_start(struct hifc_engine *engine)
 {
     engine->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (engine->wake_fd < 0) {
-        return hifc_fail(-errno, "%s: no eventfd for the reactor: %s", engine->device->uri,
-                         strerror(errno));
+        return hifc_fail_eventfd(errno, engine->device->uri);
     }
     sigset_t all, before;
     sigfillset(&all);
@@ -175,8 +174,7 @@ int hifc_reactor_start(struct hifc_engine *engine)
         engine->opts.reactor = false;
         close(engine->wake_fd);
         engine->wake_fd = -1;
-        return hifc_fail(-rc, "%s: cannot start the reactor thread: %s", engine->device->uri,
-                         strerror(rc));
+        return hifc_fail_thread(rc, engine->device->uri);
     }
     pthread_setname_np(engine->thread, "hifc-reactor");
     return 0;

@@ -244,7 +244,7 @@ int ns_janitor_start(struct hifc_ns *ns)
     int error = pthread_create(&ns->janitor, NULL, janitor_main, ns);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error) {
-        return hifc_fail(-error, "cannot start the janitor thread: raise the limit of processes");
+        return hifc_fail_thread(error, ns->uri);
     }
     ns->janitor_thread = true;
     return 0;

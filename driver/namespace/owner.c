@@ -7,7 +7,8 @@
  *
  *   {"ok": true, "uri": "...", "pid": 1, "uuid": "...", ...}   or   {"ok": false, "error": "..."}
  *
- * The socket is FOLDER/PID-N.sock, in the folder of run_folder.h. Only its user and root may connect.
+ * The socket is FOLDER/PID-N-RANDOM.sock, in the folder of run_folder.h, which containers may share:
+ * in each of them there is a process 1. Only its user and root may connect.
  * The name appears by rename once somebody listens, so a socket that refuses is one that a dead
  * process left, and the next owner removes it. One thread serves one client at a time, with a limit
  * on every wait and size; it owns nothing but its own struct and calls the operations. A crash
@@ -29,6 +30,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
@@ -325,14 +327,18 @@ static int listen_at(struct hifc_owner *owner, const char *folder)
     static _Atomic unsigned count;
     struct sockaddr_un early = {.sun_family = AF_UNIX};
     unsigned number = atomic_fetch_add(&count, 1);
-    int size = snprintf(owner->address.sun_path, sizeof(owner->address.sun_path), "%s/%ld-%u.sock",
-                        folder, (long)getpid(), number);
-    snprintf(early.sun_path, sizeof(early.sun_path), "%s/%ld-%u.new", folder, (long)getpid(),
-             number);
+    uint64_t random;
+    if (getrandom(&random, sizeof(random), 0) != sizeof(random)) {
+        return hifc_fail(-EIO, "no random number for the name of the owner's socket: %m");
+    }
+    int size = snprintf(owner->address.sun_path, sizeof(owner->address.sun_path),
+                        "%s/%ld-%u-%016llx.sock", folder, (long)getpid(), number,
+                        (unsigned long long)random);
+    snprintf(early.sun_path, sizeof(early.sun_path), "%s/%ld-%u-%016llx.new", folder,
+             (long)getpid(), number, (unsigned long long)random);
     if (size < 0 || (size_t)size >= sizeof(owner->address.sun_path)) {
         return hifc_fail(-ENAMETOOLONG, "%s: too long for the path of a socket", folder);
     }
-    unlink(early.sun_path); /* left by a dead process that had our number */
     owner->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (owner->listener < 0 ||
         bind(owner->listener, (struct sockaddr *)&early, sizeof(early)) != 0 ||
@@ -351,7 +357,7 @@ static int start_thread(struct hifc_owner *owner)
     sigset_t all, before;
     owner->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (owner->stop < 0) {
-        return hifc_fail(-errno, "no eventfd for the owner's thread: %s", strerror(errno));
+        return hifc_fail_eventfd(errno, "the owner's socket");
     }
     /* Signals are the program's business. */
     sigfillset(&all);
@@ -360,7 +366,7 @@ static int start_thread(struct hifc_owner *owner)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error) {
         close(owner->stop);
-        return hifc_fail(-error, "no thread for the owner's socket: %s", strerror(error));
+        return hifc_fail_thread(error, "the owner's socket");
     }
     pthread_setname_np(owner->thread, "hifc-owner");
     return 0;

@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -185,3 +187,51 @@ def test_nobody_there(admin: Shell, short: Path, make: Callable[[Path], None]) -
 def test_a_device_without_an_owner(admin: Shell, short: Path) -> None:
     code, document = admin.json("stats", f"file://{short}/none")
     assert (code, code_of(document)) == (Exit.PREREQUISITE, "not-owned")
+
+
+OWNER_IN_A_CONTAINER = """
+import os, sys, hifc
+assert os.getpid() == 1, os.getpid()
+uri = sys.argv[1]
+hifc.Namespace.format(uri)
+with hifc.Namespace.open(uri):
+    print("open", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_processes_of_one_number_in_two_containers_share_a_run_folder(tmp_path: Path) -> None:
+    unshare = ["unshare", "--pid", "--fork", "--kill-child"]
+    tried = subprocess.run([*unshare, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        pytest.skip(f"no pid namespace of one's own: {tried.stderr.strip()}")
+    uris = [f"file://{tmp_path}/{name}.img?size=16MiB" for name in ("first", "second")]
+    engines: list[subprocess.Popen[str]] = []
+
+    def seen() -> list[str]:
+        return sorted(said["uri"] for _, said in owner.owners() if str(tmp_path) in said["uri"])
+
+    try:
+        for uri in uris:
+            engines.append(
+                subprocess.Popen(
+                    [*unshare, sys.executable, "-c", OWNER_IN_A_CONTAINER, uri],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            assert engines[-1].stdout is not None
+            assert engines[-1].stdout.readline() == "open\n"
+        assert seen() == uris
+        assert [owner.find(uri) is not None for uri in uris] == [True, True]
+        engines[1].communicate("\n")
+        assert engines[1].returncode == 0
+        assert seen() == uris[:1]  # the end of one leaves the other's socket
+        engines[0].communicate("\n")
+        assert engines[0].returncode == 0
+        assert seen() == []
+    finally:
+        for engine in engines:
+            engine.kill()
+            engine.communicate()
