@@ -43,6 +43,8 @@ from hifc.ticket import Ticket
 
 # Of a segment that holds one value: headers, checksum table, summary. More than there is.
 SEGMENT_METADATA_BYTES = 128 << 10
+# Where the bytes of a token of a head are no multiple of this, attention gets a packed copy.
+ALIGNMENT_BYTES = 16
 # A lease on the entries of a stored prefix, and when it is renewed.
 LEASE_S = 600.0
 LEASE_RENEW_S = 200.0
@@ -64,6 +66,7 @@ class LayerStream:
         self.lengths = [0] * shape.layers
         self.streamed = plan.streamed
         self.last = shape.layers - 1
+        self._packs = shape.head_token_bytes % ALIGNMENT_BYTES != 0
         self.total_access = 0
         self.prefetch_hit = 0
         self.wait_ns = 0  # that attention waited for loads
@@ -145,6 +148,10 @@ class LayerStream:
         """Appends keys and values, [rows, heads, new, dim]; returns all of the layer's.
 
         The result, two views [rows, heads, tokens, dim], is valid until the next layer's update.
+        In a cache that packs its tokens, as transformers' DynamicCache does, a head begins wherever
+        the head before it ends. Kernels may sum in another order where that is not on 16 bytes (MKL
+        on processors without AVX2 does), so for head sizes that can come to lie so the result is a
+        packed copy: only equal places give equal bits.
         """
         start = self.lengths[layer]
         end = start + keys.shape[2]
@@ -167,7 +174,8 @@ class LayerStream:
         except BaseException as error:
             self.broken = f"layer {layer} failed: {error}"
             raise
-        return buffer.keys.narrow(2, 0, end), buffer.values.narrow(2, 0, end)
+        found = buffer.keys.narrow(2, 0, end), buffer.values.narrow(2, 0, end)
+        return (found[0].contiguous(), found[1].contiguous()) if self._packs else found
 
     def _begin(self, end: int) -> None:
         """A forward starts: nothing has changed yet, so this is where it is refused."""

@@ -25,18 +25,25 @@ END = 96
 
 
 def model(
-    layers: int = 8, dtype: torch.dtype = torch.float32, attention: str = "sdpa", seed: int = 0
+    layers: int = 8,
+    dtype: torch.dtype = torch.float32,
+    attention: str = "sdpa",
+    seed: int = 0,
+    *,
+    heads: tuple[int, int] = (4, 2),
+    head_dim: int = 64,
 ) -> Any:
-    """Heads of 64 items: pieces of 16 tokens in 32 bit, of 32 in 16 bit, are whole pages."""
+    """Heads of 64 items: pieces of 16 tokens in 32 bit, of 32 in 16 bit, are whole pages. heads:
+    of queries, of keys."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
+        head_dim=head_dim,
         max_position_embeddings=2048,
         dtype=dtype,
         pad_token_id=0,
