@@ -205,7 +205,8 @@ def test_memory_is_what_the_plan_says() -> None:
 # ---- when too much is missed
 
 
-def test_the_budget_widens_on_its_own(memory: Namespace) -> None:
+def test_the_budget_widens_on_its_own(memory: Namespace, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "hifc")
     network = model()
     cache = cache_of(memory, network, missed_max=0.01, resident_max=2.0)
     before = cache.plan.resident_blocks
@@ -215,6 +216,9 @@ def test_the_budget_widens_on_its_own(memory: Namespace) -> None:
     assert quality["resident"] > before
     assert quality["exact"] is None
     assert quality["missed"] <= 0.01
+    said = [record.message for record in caplog.records]
+    assert len(said) == quality["widened"], "each time is logged, and nothing else"
+    assert all(line.startswith(f"sparse attention on {memory.uri} widens to ") for line in said)
 
 
 def test_where_widening_ends_it_is_exact(memory: Namespace) -> None:

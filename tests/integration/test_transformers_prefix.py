@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -206,6 +207,33 @@ def test_a_prefix_that_could_not_be_forgotten_is_told(
         patch.setattr(namespace, "submit", full)
         with pytest.raises(NoSpace, match="3 of 4 blocks are still there"):
             cache.forget_prefix(PROMPT)
+    cache.close()
+
+
+def test_prefixes_are_logged(namespace: Namespace, caplog: pytest.LogCaptureFixture) -> None:
+    network = kv.model()
+    cache = kv.cache_of(namespace, network, 260)
+    caplog.set_level(logging.INFO, "hifc")
+    assert cache.load_prefix(PROMPT) == 0
+    network(PROMPT, cache=cache)
+    cache.save_prefix(PROMPT)
+    cache.reset()
+    caplog.clear()
+    assert cache.load_prefix(PROMPT) == 99
+    uri = namespace.uri
+    messages = [record.message for record in caplog.records]
+    assert messages[0].startswith(f"prefix on {uri}: load 99 stored of 100 tokens (unmeasured; ")
+    assert messages[1:] == [f"prefix loaded from {uri}: 99 of 100 tokens"]
+    caplog.clear()
+    kv.run(network, PROMPT, cache, 5)
+    assert not caplog.records, "nothing is logged for a token"
+    cache.save_prefix(PROMPT)
+    cache.reset()
+    cache.load_prefix(kv.tokens(50, seed=9))
+    assert [record.message for record in caplog.records] == [
+        f"prefix saved on {uri}: 100 of 100 tokens",
+        f"prefix of 50 tokens: none is stored on {uri}",
+    ]
     cache.close()
 
 
