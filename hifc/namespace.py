@@ -312,8 +312,9 @@ class Namespace(State, Scoped):
         out: memory to read into, at least as long as the value; the result is then a view of
         it. Without out the result is pool memory, read without a copy and freed with its last
         view, as long as half of the pool stays free; then it is other memory and costs a copy,
-        which `stats().bounce_bytes` counts. It stays valid after close. A pending key is waited
-        for, at most PENDING_WAIT_S. CorruptionError: a swap value that does not match its checksum.
+        which `stats().bounce_bytes` counts. It stays valid after close; a child of fork() shares it
+        and copies what it keeps. A pending key is waited for, at most PENDING_WAIT_S.
+        CorruptionError: a swap value that does not match its checksum.
         """
         name = key_bytes(key)
         target = None if out is None else memory_of(out)
