@@ -4,7 +4,7 @@
     model.set_attn_implementation("hifc_sparse")
     with hifc.HiFC({"device": "file:///var/lib/hifc/kv?size=8GiB", "attention": "sparse"}) as e:
         cache = e.cache(model.config, max_tokens=8192)
-        model.generate(**inputs, cache=cache)
+        model.generate(**inputs, past_key_values=cache)
 
 transformers hands keys to the cache before attention sees the query. So in a step of one token the
 cache returns the new keys with a mark, by which the attention function of

@@ -3,7 +3,7 @@
 
     with hifc.HiFC({"device": "file:///var/lib/hifc/kv?size=8GiB"}) as engine:
         cache = engine.cache(model.config, max_tokens=8192)
-        model.generate(**inputs, cache=cache)
+        model.generate(**inputs, past_key_values=cache)
 
 Logits are bitwise those of transformers' DynamicCache in a run with the same prefill partition,
 dtype, attention function and batch. A cache serves one generate at a time, as a model does.
@@ -37,7 +37,9 @@ INT64 = 1 << 63
 
 
 class HiFCCache(Cache):  # type: ignore[misc]
-    """A cache for model.generate(cache=cache), past_key_values=cache, and forward.
+    """A cache for model.generate(past_key_values=cache), and for forward.
+
+    From 5.24 on transformers also takes it as cache=cache.
 
     namespace: where the KV goes. config: the model's. max_tokens: prompt and new tokens together,
     less one. batch_size: rows, beams counted; only a first check, the first forward decides.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,44 @@ def test_python_in_the_documentation(where: str, source: str, tmp_path: Path) ->
 
 
 def test_links_lead_somewhere() -> None:
-    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for link in re.findall(r"\]\(([^)#]+)", path.read_text()):
             assert "://" in link or (path.parent / link).exists(), f"{path}: {link}"
+
+
+def test_links_of_the_readme_say_where_they_lead() -> None:
+    # A package index shows the README where its relative links lead nowhere.
+    for text, link in re.findall(r"\[([^]]+)\]\(([^)#]+)", (ROOT / "README.md").read_text()):
+        assert "://" in link or text == link, (text, link)
+
+
+def test_extras_that_are_named_exist() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    files = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*")]
+    files += [path for folder in ("hifc", "tools") for path in (ROOT / folder).rglob("*.py")]
+    named = {
+        extra: path
+        for path in files
+        if path.is_file()
+        for extra in re.findall(r"pip install[^\n`]*?(?:hifc|\.)\[([a-z]+)\]", path.read_text())
+    }
+    assert {"verify", "transformers", "cupy", "bench"} <= set(named)
+    for extra, path in named.items():
+        assert extra in project["optional-dependencies"], (extra, path)
+
+
+def test_the_licence_is_whole_and_goes_with_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["license"] == "Apache-2.0"
+    assert project["license-files"] == ["LICENSE"]
+    text = (ROOT / "LICENSE").read_text()
+    assert "Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_the_changelog_has_the_version_that_is_built() -> None:
+    version = re.search(r"project\(hifc VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text())
+    assert version is not None
+    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert headings[0] == "Unreleased"
+    assert version[1] in headings
