@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from matplotlib.figure import Figure
 from hifc.verify.result import Maps, Stage, Verification
 
 DPI = 110
-# Below it a difference is drawn as 0: a logarithmic axis has none.
+# Up to it the axis is linear, so that it has a 0.
 SMALLEST = 1e-9
+# Lines that lie on each other all show: the first is the widest and the last lies on top.
+WIDTHS = (7.0, 4.5, 2.6, 1.2)
 
 
 def all_of(found: Verification) -> list[tuple[str, str]]:
@@ -30,18 +33,23 @@ def _steps(stages: list[Stage]) -> Any:
     """Per token: the largest difference of logits, and what the text's token cost each run."""
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for stage in stages:
+    highest = SMALLEST
+    for stage, width in zip(stages, WIDTHS, strict=False):
         values = np.nan_to_num(np.asarray(stage.difference), nan=np.inf)
-        left.plot(np.maximum(values, SMALLEST), label=stage.title, linewidth=1)
+        left.plot(values, label=stage.title, linewidth=width, solid_capstyle="butt")
+        highest = max(highest, float(values[np.isfinite(values)].max(initial=0.0)))
         if stage.bounds.difference:
-            left.axhline(stage.bounds.difference, color="0.5", linestyle=":", linewidth=1)
-    left.set_yscale("log")
-    left.set_ylim(SMALLEST / 2, None)
+            limit = stage.bounds.difference
+            left.axhline(limit, color="0.4", linestyle=":", linewidth=1, label=f"bound, {limit:g}")
+            highest = max(highest, limit)
+    left.set_yscale("symlog", linthresh=SMALLEST)
+    left.set_ylim(-SMALLEST / 2, highest * 10)
+    left.set_yticks([0.0, *10.0 ** np.arange(-8, math.log10(highest) + 1, 2)])
     left.set_title("largest difference of a token's logits", fontsize="medium")
-    left.set_ylabel(f"{SMALLEST:g} means 0")
+    left.set_ylabel("difference (0: equal)")
     first = stages[0]
-    right.plot(first.nll_reference, label="reference", linewidth=2.2, color="0.75")
-    right.plot(first.nll_hifc, label="HiFC", linewidth=0.9)
+    right.plot(first.nll_reference, label="reference", linewidth=4.5, color="#f2b26b")
+    right.plot(first.nll_hifc, label="HiFC, on top of it", linewidth=1.1, color="#1f4e79")
     right.set_title("surprise at the text's next token, nats", fontsize="medium")
     for axes in (left, right):
         axes.set_xlabel("token after the prompt")

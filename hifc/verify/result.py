@@ -52,6 +52,8 @@ class Check:
     found: float
     bound: float
     passed: bool
+    found_text: str = ""  # the same for people
+    bound_text: str = ""
     undecided: bool = False  # not kept by these few tokens, which may be chance
 
     @property
@@ -68,6 +70,11 @@ class Check:
             "outcome": self.outcome.lower(),
         }
 
+    @property
+    def line(self) -> str:
+        """All of it."""
+        return f"{self.text}: {self.found_text}, wanted {self.bound_text}"
+
 
 @dataclass
 class Stage:
@@ -82,7 +89,12 @@ class Stage:
     same_token: list[bool] = field(default_factory=list)
     nll_reference: list[float] = field(default_factory=list)  # nats
     nll_hifc: list[float] = field(default_factory=list)
-    same_bits: bool = True
+    equal_bits: list[bool] = field(default_factory=list)  # all logits of a step
+
+    @property
+    def same_bits(self) -> bool:
+        """Whether no logit of any step differs in a bit."""
+        return all(self.equal_bits)
 
     @property
     def steps(self) -> int:
@@ -135,17 +147,29 @@ class Stage:
         if limit is not None:
             text = "logits are bitwise equal" if limit == 0 else "largest difference of a logit"
             passed = self.largest <= limit and (limit > 0 or self.same_bits)
-            found.append(Check(f"{self.title}: {text}", self.largest, limit, passed))
+            shown = f"{self.largest:.3g}", f"at most {limit:g}"
+            if limit == 0:
+                apart = "" if passed else f", others by up to {self.largest:.3g}"
+                shown = f"{self.steps_of(self.equal_bits)}{apart}", "all"
+            found.append(Check(f"{self.title}: {text}", self.largest, limit, passed, *shown))
         if self.bounds.ratio is not None:
             ratio, low, _ = self.ratio()
             limit = self.bounds.ratio
             text = f"{self.title}: perplexity over the reference's"
-            found.append(Check(text, ratio, limit, ratio <= limit, undecided=low <= limit))
+            shown = f"{ratio:.6g}", f"at most {limit:g}"
+            found.append(Check(text, ratio, limit, ratio <= limit, *shown, low <= limit))
         if self.bounds.agreement is not None:
             share = self.agreement
+            limit = self.bounds.agreement
             text = f"{self.title}: both choose the same token"
-            found.append(Check(text, share, self.bounds.agreement, share >= self.bounds.agreement))
+            shown = self.steps_of(self.same_token), "all" if limit == 1 else f"{limit:.0%} or more"
+            found.append(Check(text, share, limit, share >= limit, *shown))
         return found
+
+    @staticmethod
+    def steps_of(what: list[bool]) -> str:
+        """How many of the steps it holds for, in words."""
+        return f"{sum(what)} of {len(what)} tokens"
 
     def data(self) -> dict[str, Any]:
         """For JSON."""
@@ -198,6 +222,8 @@ class Verification:
     quality: dict[str, Any] = field(default_factory=dict)  # what a sparse cache tells of itself
     resident_bytes: int = 0  # at its peak
     total_bytes: int = 0
+    tokens_per_s: dict[str, float] = field(default_factory=dict)  # one at a time, by run
+    run: dict[str, str] = field(default_factory=dict)  # when, where and with which versions
 
     def checks(self) -> list[Check]:
         """Of all stages."""
@@ -220,26 +246,46 @@ class Verification:
             return "FAILED"
         return "PASSED" if self.passed else "NOT VERIFIED"
 
+    @property
+    def sentence(self) -> str:
+        """What was found, in plain words."""
+        if self.failures():
+            return f"What was promised was not kept: {self.failures()[0]}."
+        if not self.is_meaningful:
+            return (
+                "This run says nothing about HiFC: all of the KV fitted into memory, and none came "
+                "from the device."
+            )
+        if self.undecided():
+            return f"This run cannot tell: {self.undecided()[0]}."
+        share = 1 - self.resident_bytes / self.total_bytes if self.total_bytes else 0.0
+        where = f"{share:.0%} of the KV was on the device".replace("%", " %")
+        first = self.stages[0]
+        if first.bounds.difference == 0:
+            return f"The logits of all {first.steps} scored tokens are equal to the bit; {where}."
+        ratio = first.ratio()[0]
+        return (
+            f"Over {first.steps} scored tokens, perplexity is {ratio:.4f} times that of the "
+            f"reference; {where}."
+        )
+
     def undecided(self) -> list[str]:
         """What these few tokens do not tell, one line each."""
         return [
-            f"{check.text}: {check.found:.6g}, wanted {check.bound:g}; too few tokens to tell"
+            f"{check.line}; too few tokens to tell"
             for check in self.checks()
             if check.undecided and not check.passed
         ]
 
     def failures(self) -> list[str]:
         """What was not kept, one line each."""
-        return [
-            f"{check.text}: {check.found:.6g}, wanted {check.bound:g}"
-            for check in self.checks()
-            if not check.passed and not check.undecided
-        ]
+        return [check.line for check in self.checks() if not check.passed and not check.undecided]
 
     def data(self) -> dict[str, Any]:
         """For JSON; attention maps are in the report only."""
         return {
             "verdict": self.verdict,
+            "sentence": self.sentence,
             "mode": self.mode,
             "model": self.model,
             "device": self.device,
@@ -249,6 +295,8 @@ class Verification:
             "quality": self.quality,
             "resident_bytes": self.resident_bytes,
             "total_bytes": self.total_bytes,
+            "tokens_per_s": self.tokens_per_s,
+            "run": self.run,
             "checks": [check.data() for check in self.checks()],
             "stages": [stage.data() for stage in self.stages],
         }

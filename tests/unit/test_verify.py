@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import math
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -288,6 +290,51 @@ def test_the_report_is_one_file(engine: HiFC, tmp_path: Path) -> None:
     assert text.count("data:image/png;base64,") == 3
     assert not re.findall(r"(?:src|href)=\"(?!data:)", text)
     assert "<script>" not in text
+    words = " ".join(re.sub(r"<[^>]*>", " ", text).split())
+    assert found.sentence in words
+    assert "The logits of all 40 scored tokens are equal to the bit" in found.sentence
+    assert "reading the text: logits are bitwise equal 40 of 40 tokens all" in words
+    assert "reading the text: both choose the same token 40 of 40 tokens all" in words
+    assert "- (- to -)" not in words
+    for name in ("date", "hifc", "torch", "transformers", "CPU", "speed, one token at a time"):
+        assert f" {name} " in words
+    assert torch.__version__ in words
+
+
+def test_differences_of_nothing_stand_at_zero() -> None:
+    """And of lines that lie on each other, each is narrower than the one below it."""
+    plots = pytest.importorskip("hifc.verify.plots")
+    stages = [Stage(name, name, Bounds(), [0.0, 0.0], nll_reference=[1.0, 2.0]) for name in "abcd"]
+    for stage in stages:
+        stage.nll_hifc = stage.nll_reference
+    figure = plots._steps(stages)
+    figure.canvas.draw()
+    left, right = figure.axes
+    low, high = left.get_ylim()
+    assert low < 0 < high
+    assert left.get_yticks()[0] == 0
+    assert "means" not in left.get_ylabel()
+    for axes in (left, right):
+        widths = [line.get_linewidth() for line in axes.get_lines()]
+        assert widths == sorted(set(widths), reverse=True)
+
+
+def test_sentences() -> None:
+    stage = Stage("decode", "reading", Bounds(), [0.0, 0.5], same_token=[True, False])
+    stage.equal_bits = [True, False]
+    found = Verification("exact", "m", "ram://", {}, [stage], read_bytes=1)
+    assert found.sentence == (
+        "What was promised was not kept: reading: logits are bitwise equal: 1 of 2 tokens, others "
+        "by up to 0.5, wanted all."
+    )
+    stage.equal_bits, stage.difference, stage.same_token = [True] * 2, [0.0] * 2, [True] * 2
+    found.resident_bytes, found.total_bytes = 25, 100
+    assert found.sentence == (
+        "The logits of all 2 scored tokens are equal to the bit; 75 % of the KV was on the device."
+    )
+    assert found.data()["sentence"] == found.sentence
+    found.read_bytes = 0
+    assert found.sentence.startswith("This run says nothing about HiFC: ")
 
 
 # ---- on the command line
@@ -299,7 +346,9 @@ def test_command(admin: Shell, checkpoint: Path, tmp_path: Path) -> None:
     words = ("verify", str(checkpoint), "--text", str(checkpoint.parent / "text"), *SMALL)
     assert admin(*words, "--device", uri, "--report", str(report)) == 0
     assert admin.out.startswith("PASSED: ")
+    assert admin.out.splitlines()[-1].startswith("The logits of all 24 scored tokens are equal")
     assert "PASSED" in report.read_text()
+    assert html.unescape(report.read_text()).count(shlex.join(["hifc-admin", *words])) == 1
     # Again, on the namespace that is there by now.
     code, document = admin.json(*words, "--device", uri)
     assert code == 0

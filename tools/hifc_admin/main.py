@@ -155,6 +155,7 @@ def main(words: Sequence[str] | None = None) -> int:
         result, verb, as_json = failure.result(), "usage", "--json" in words
         color = _color_of(words)
     else:
+        arguments.command = [PROGRAM, *words]
         arguments.announce = _say_nothing if arguments.json else _announce
         result, verb, as_json = run(arguments), arguments.verb, arguments.json
         color = arguments.color

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,8 @@ def verify(arguments: argparse.Namespace) -> Result:
     _check(arguments)
     model, ids = _load(arguments)
     found = _run(arguments, model, ids)
+    found.settings["text"] = str(arguments.text)
+    found.run["command"] = shlex.join(arguments.command)
     data = found.data()
     if arguments.report:
         from hifc.verify import report
@@ -259,7 +262,10 @@ def _device(uri: str | None, kv_bytes: int) -> dict[str, Any]:
 
 
 def _lines(found: Verification, arguments: argparse.Namespace) -> Iterator[str]:
-    yield f"{found.verdict}: {found.model}, {found.mode} mode, on {found.device}"
+    color = text.Color.GOOD if found.verdict == "PASSED" else text.Color.WARNING
+    color = text.Color.BAD if found.verdict == "FAILED" else color
+    verdict = text.paint(found.verdict, color)
+    yield f"{verdict}: {found.model}, {found.mode} mode, on {found.device}"
     rows = []
     for stage in found.stages:
         reference, hifc = stage.perplexities()
@@ -268,8 +274,8 @@ def _lines(found: Verification, arguments: argparse.Namespace) -> Iterator[str]:
                 stage.title,
                 stage.steps,
                 f"{stage.largest:.3g}",
-                "yes" if stage.same_bits else "no",
-                f"{stage.agreement:.4f}",
+                f"{sum(stage.equal_bits)} of {stage.steps}",
+                f"{sum(stage.same_token)} of {stage.steps}",
                 *(("-", "-") if reference != reference else (f"{reference:.4f}", f"{hifc:.4f}")),
             )
         )
@@ -282,3 +288,4 @@ def _lines(found: Verification, arguments: argparse.Namespace) -> Iterator[str]:
             ("report", arguments.report or "none; --report FILE makes one"),
         )
     )
+    yield text.paint(found.sentence, color)
