@@ -309,7 +309,8 @@ def second_process(job: Job) -> dict[str, Any]:
     cache.close()
     if loaded < job.ids.shape[1] - 1:  # all but the token whose logits are wanted
         raise SystemExit(
-            f"of {job.ids.shape[1]} tokens that were stored, {loaded} were found again"
+            f"only {loaded} of the {job.ids.shape[1]} stored tokens were found again: the device "
+            "must have room for the prefix, and nothing else may write to it meanwhile"
         )
     reference = job.dynamic()
     started = time.perf_counter()
