@@ -346,6 +346,15 @@ class Ahead:
         if status == RingStatus.WAITING and issuer.where.name == "host":
             ring.cancel([landing])  # a GPU is the only producer of its ring
 
+    def reset(self) -> None:
+        """Forgets the keys as well, whatever an exception left. Raises what `close` raises."""
+        self._clear()
+        self._columns = {}
+        self._raw, self._keys = b"", np.zeros((0, KEY_BYTES), np.uint8)
+        self._kept = np.zeros(0, np.uint32)
+        self._need_bytes = 0
+        self.close()
+
     def close(self) -> None:
         """Takes back what has not started and waits for what has. It may be used again.
 

@@ -234,10 +234,15 @@ class KVBlock:
     weight: float = 0.0  # decayed frequency, set just before a policy is asked
     access_count: int = 0
     last_access: float = 0.0  # by the policy's clock, seconds
-    resident: bool = False  # its bytes are in the pool
-    on_flash: bool = False  # its bytes are on flash
+    # Its bytes are on flash; None: first it has to be seen what is there under its key.
+    on_flash: bool | None = False
     hot: bool = True  # by the classifier's split, set just before a policy is asked
     memory: Any = field(default=None, repr=False, compare=False)  # pool memory of a resident block
+
+    @property
+    def resident(self) -> bool:
+        """Its bytes are in the pool."""
+        return self.memory is not None
 
     @property
     def held_bytes(self) -> int:
@@ -248,7 +253,8 @@ class KVBlock:
 class BlockTable:
     """The blocks that a process knows, by key and by sequence. Not thread-safe.
 
-    on_change: told of every block that comes into memory or leaves it.
+    on_change: told of every block that comes into memory or leaves it. What is true is which block
+    a key names, and the memory of each block; all else follows from it, see `recount`.
     """
 
     def __init__(self, on_change: Callable[[KVBlock], None] | None = None) -> None:
@@ -276,41 +282,66 @@ class BlockTable:
         if block.key in self._blocks:
             raise InvalidRequest(f"block {block.key.hex()} is in the table already")
         self._blocks[block.key] = block
-        if block.sequence is not None:
-            self._sequences.setdefault(block.sequence, {})[block.key] = block
-        if block.resident:
-            self._resident[block.key] = block
-            self.resident_bytes += block.held_bytes
+        self.count(block)
+
+    def name(self, key: bytes, block: KVBlock | None) -> None:
+        """What the key names from now on, None for nothing, and no more than that: then `drop` what
+        it named before, and `count` the block."""
+        if block is None:
+            self._blocks.pop(key, None)
+        else:
+            self._blocks[key] = block
+
+    def count(self, block: KVBlock) -> None:
+        """Its key names it by now."""
+        self._count(block)
         self._tell(block)
 
     def remove(self, key: bytes) -> KVBlock | None:
         """Forgets the block; None if it was not there."""
-        block = self._blocks.pop(key, None)
-        if block is None:
-            return None
-        if block.resident:
-            del self._resident[key]
-            self.resident_bytes -= block.held_bytes
-        if block.sequence is not None:
-            siblings = self._sequences[block.sequence]
-            del siblings[key]
-            if not siblings:
-                del self._sequences[block.sequence]
-        self._tell(block)
+        block = self._blocks.get(key)
+        if block is not None:
+            self.drop(block)
         return block
+
+    def drop(self, block: KVBlock) -> None:
+        """Forgets this very block, whether or not its key names another one by now."""
+        if self._blocks.get(block.key) is block:
+            del self._blocks[block.key]
+        self._count_memory(block, False)
+        siblings = {} if block.sequence is None else self._sequences.get(block.sequence, {})
+        if siblings.get(block.key) is block:
+            del siblings[block.key]
+            if not siblings:
+                del self._sequences[block.sequence]  # type: ignore[arg-type]
+        self._tell(block)
 
     def set_resident(self, block: KVBlock, memory: Any) -> None:
         """memory: what holds its bytes, or None when they left memory."""
-        resident = memory is not None
-        if resident and not block.resident:
+        block.memory = memory
+        self._count_memory(block, block.resident)
+        self._tell(block)
+
+    def recount(self) -> None:
+        """All that follows from what is true, anew: an exception may have come in between."""
+        self._sequences, self._resident, self.resident_bytes = {}, {}, 0
+        for block in self._blocks.values():
+            self._count(block)
+
+    def _count(self, block: KVBlock) -> None:
+        if block.sequence is not None:
+            self._sequences.setdefault(block.sequence, {})[block.key] = block
+        self._count_memory(block, block.resident)
+
+    def _count_memory(self, block: KVBlock, resident: bool) -> None:
+        if resident == (self._resident.get(block.key) is block):
+            return
+        if resident:
             self._resident[block.key] = block
             self.resident_bytes += block.held_bytes
-        elif block.resident and not resident:
+        else:
             del self._resident[block.key]
             self.resident_bytes -= block.held_bytes
-        block.resident = resident
-        block.memory = memory
-        self._tell(block)
 
     def _tell(self, block: KVBlock) -> None:
         if self._on_change is not None:

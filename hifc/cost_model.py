@@ -42,13 +42,14 @@ class CostModel:
         if seconds <= 0:
             return
         name = (tokens.bit_length(), context.bit_length())
-        samples = self._classes.setdefault(name, collections.deque(maxlen=CLASS_SAMPLES))
-        samples.append((tokens, context, seconds))
-        self._classes.move_to_end(name)
-        if len(self._classes) > CLASSES_MAX:
-            self._classes.popitem(last=False)
-        self.tokens_max = max(self.tokens_max, tokens)
         self._weights = None
+        self.tokens_max = max(self.tokens_max, tokens)
+        samples = self._classes.get(name) or collections.deque(maxlen=CLASS_SAMPLES)
+        samples.append((tokens, context, seconds))
+        self._classes[name] = samples  # which is never empty, whatever comes in between
+        self._classes.move_to_end(name)
+        while len(self._classes) > CLASSES_MAX:
+            self._classes.popitem(last=False)
 
     def __len__(self) -> int:
         return sum(map(len, self._classes.values()))

@@ -3,11 +3,13 @@
 for flash together when they are not, and come back exact.
 
 hifc/residency.py moves them between memory and flash. Thread-safe: one lock, which a call keeps
-while it waits for its own blocks.
+while it waits for its own blocks. A call that an exception ends at any of its instructions, such as
+KeyboardInterrupt, costs no other key its value, and its own has the old value, the new one or none.
 """
 
 from __future__ import annotations
 
+import collections
 import logging
 import math
 import threading
@@ -92,10 +94,14 @@ class HiFC(Residency, Scoped):
         super().__init__(loaded, policy, bar)
         self.prefetcher: HiFCPrefetcher | None = None
         self._lock = threading.RLock()
-        self._costs: dict[str, LoadOrRecompute] = {}
+        self._costs: collections.OrderedDict[str, LoadOrRecompute] = collections.OrderedDict()
         self.costs: LoadOrRecompute | None = None  # of the model that was used last
-        gauges.register(self)
-        self._publisher = Publisher(self)
+        try:
+            gauges.register(self)
+            self._publisher = Publisher(self)
+        except BaseException:
+            self.namespace.close()
+            raise
 
     # ---- blocks in and out
 
@@ -124,9 +130,8 @@ class HiFC(Residency, Scoped):
         if not (sequence is None or isinstance(sequence, str | int)):
             raise InvalidRequest(f"sequence: {sequence!r} is neither a text nor a whole number")
         info = codec.describe(tensor, dtype)
-        with self._lock:
+        with self._lock, self._settled:
             memory = self._encode(tensor, info)
-            self._replace(name)
             block = KVBlock(
                 key=name,
                 size_bytes=memory.size,
@@ -134,11 +139,9 @@ class HiFC(Residency, Scoped):
                 depth=depth,
                 head=head,
                 cls=kind,
-                resident=True,
                 memory=memory,
             )
-            self.blocks.add(block)
-            self.policy.add(block)
+            self._replace(block)
             self.metrics.add("store_count")
             self._make_room(0)
 
@@ -148,7 +151,7 @@ class HiFC(Residency, Scoped):
         A block that is on flash or in the host tier comes back and is resident again.
         """
         name = key_bytes(key)
-        with self._lock:
+        with self._lock, self._settled:
             self.metrics.add("total_access")
             self._collect_prefetches()
             self._await_prefetch(name)
@@ -178,19 +181,22 @@ class HiFC(Residency, Scoped):
     def delete(self, key: Any) -> bool:
         """Forgets the block everywhere. True if it was there."""
         name = key_bytes(key)
-        with self._lock:
+        with self._lock, self._settled:
             self._await_prefetch(name)
             self.ahead.drop(name)
             block = self.blocks.get(name)
+            found = False
+            if block is None or block.on_flash is not False:
+                if block is not None:
+                    block.on_flash = None
+                found = self.namespace.delete(name)
             if block is not None:
                 self._forget(block)
-                if not block.on_flash:
-                    return True
-            return self.namespace.delete(name) or block is not None
+            return found or block is not None
 
     def __contains__(self, key: Any) -> bool:
         name = key_bytes(key)
-        with self._lock:
+        with self._lock, self._settled:
             return self._is_held(name) or self.namespace.exists(name)
 
     def prefetch(self, keys: Sequence[Any]) -> int:
@@ -198,7 +204,7 @@ class HiFC(Residency, Scoped):
 
         Takes as many as swap_buffer_size and the memory budget have room for.
         """
-        with self._lock:
+        with self._lock, self._settled:
             self._collect_prefetches()
             room = min(
                 self._limit_bytes - self.blocks.resident_bytes - self._pending_bytes,
@@ -234,7 +240,7 @@ class HiFC(Residency, Scoped):
                 "is an array of shape (heads, blocks) or (..., heads, queries, blocks)"
             )
         names = keys_array(keys)
-        with self._lock:
+        with self._lock, self._settled:
             if self.prefetcher is None:
                 heads = int(attn_weights.shape[0 if len(attn_weights.shape) == 2 else -3])
                 self.prefetcher = HiFCPrefetcher(
@@ -244,7 +250,7 @@ class HiFC(Residency, Scoped):
 
     def offload(self) -> int:
         """Moves every block that is in memory to flash; returns how many left."""
-        with self._lock:
+        with self._lock, self._settled:
             count = 0
             size = self.config.swap_batch_size
             while batch := policies.coldest(self.policy, self.blocks.residents(), size):
@@ -257,7 +263,7 @@ class HiFC(Residency, Scoped):
 
     def sync(self) -> None:
         """What is in memory and of class reuse goes to flash, too, and survives a crash."""
-        with self._lock:
+        with self._lock, self._settled:
             self._write_reuse()
             self.namespace.sync()
 
@@ -308,13 +314,14 @@ class HiFC(Residency, Scoped):
         from hifc.integrations.identity import fingerprint
 
         name = fingerprint(model_config)
-        with self._lock:
-            costs = self._costs.pop(name, None)
+        with self._lock, self._settled:
+            costs = self._costs.get(name)
             if costs is None:
                 costs = LoadOrRecompute(self.config.load_or_recompute, self.metrics)
-            self._costs[name] = costs  # the latest is the last
-            if len(self._costs) > MODELS_MAX:
-                del self._costs[next(iter(self._costs))]
+                self._costs[name] = costs
+            self._costs.move_to_end(name)  # the latest is the last
+            while len(self._costs) > MODELS_MAX:
+                self._costs.popitem(last=False)
             self.costs = costs
             return costs
 
@@ -331,21 +338,33 @@ class HiFC(Residency, Scoped):
     # ---- the end
 
     def close(self) -> None:
-        """Writes what is in memory and of class reuse, then closes the namespace. Idempotent."""
+        """Writes what is in memory and of class reuse, then closes the namespace, also after an
+        error. Interrupted while it writes, it leaves the engine open: close it again. Idempotent.
+        """
         self._publisher.stop()
         with self._lock:
             try:
-                if not self.namespace.closed:
-                    for name in list(self._prefetches):
-                        self._await_prefetch(name)
-                    self._write_reuse()
-            finally:
-                self.blocks = BlockTable()
-                self.tier = HostTier(0, None)
-                try:
-                    self.ahead.close()
-                finally:
-                    self.namespace.close()
+                with self._settled:
+                    if not self.namespace.closed:
+                        for name in list(self._prefetches):
+                            self._await_prefetch(name)
+                        self._write_reuse()
+            except Exception:
+                self._shut()
+                raise
+            self._shut()
+
+    def _shut(self) -> None:
+        try:
+            self.ahead.close()
+        finally:
+            self.blocks = BlockTable()
+            self.tier = HostTier(0, None)
+            self.namespace.close()
+
+    def _recover(self) -> None:
+        self.prefetcher = None  # it may have seen a part of a step
+        super()._recover()
 
     def _end(self) -> None:
         self.close()

@@ -11,6 +11,7 @@ Invariants:
   - a block's bytes are copied to where they go before they are let go of where they were, so that
     what goes wrong half-way leaves it in two places and never in none;
   - the copies do not exceed the limit, but by the one block whose way up failed;
+  - what is true is which copies are held; what they take is counted from it, see `recount`;
   - a process that dies loses them, like resident blocks: what is to survive, `sync` writes.
 
 Not thread-safe: HiFC calls all of it under its lock.
@@ -18,11 +19,12 @@ Not thread-safe: HiFC calls all of it under its lock.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
 
 from hifc.blocks import KVBlock
 from hifc.config import Config
+from hifc.errors import HiFCError
 from hifc.memory import ByteArray
 from hifc.units import page_up
 
@@ -40,6 +42,7 @@ class HostTier:
         self._gate = gate
         self._held: dict[bytes, tuple[KVBlock, ByteArray]] = {}  # the one that came first, first
         self._climbing: KVBlock | None = None
+        self.gate_in_use = False  # a write out of it may be in flight
         self.used_bytes = 0
 
     def __contains__(self, key: bytes) -> bool:
@@ -91,28 +94,33 @@ class HostTier:
 
     # ---- up, and out
 
-    @contextlib.contextmanager
-    def climbing(self, block: KVBlock) -> Iterator[ByteArray]:
+    def climbing(self, block: KVBlock) -> _Climb:
         """Its bytes, for the length of a with statement in which room is made for it elsewhere and
         others come down; it does not leave for them, and does not count. Then it is dropped, or
         stays if that failed."""
-        _, copy = self._held[block.key]
-        self._climbing = block
-        try:
-            yield copy
-        finally:
-            self._climbing = None
-        self.drop(block)
+        return _Climb(self, block)
+
+    def bytes_of(self, block: KVBlock) -> ByteArray:
+        """The copy of a block that is here."""
+        return self._held[block.key][1]
 
     def drop(self, block: KVBlock) -> None:
         """Forgets its copy, if there is one."""
         if self._held.pop(block.key, None) is not None:
             self.used_bytes -= block.size_bytes
 
+    def recount(self, belongs: Callable[[KVBlock], bool]) -> None:
+        """Keeps the copies of blocks that belong here, and counts them anew: an exception may have
+        come in between."""
+        self._climbing = None
+        self._held = {key: held for key, held in self._held.items() if belongs(held[0])}
+        self.used_bytes = sum(block.size_bytes for block, _ in self._held.values())
+
     def pass_gate(
         self, blocks: Sequence[KVBlock], write: Callable[[list[KVBlock], list[ByteArray]], None]
     ) -> None:
-        """Calls write for as many at a time as fit into the gate, with their bytes there."""
+        """Calls write for as many at a time as fit into the gate, with their bytes there. Nothing
+        that was written out of it before may be in flight: see gate_in_use."""
         left = list(blocks)
         while left:
             together: list[KVBlock] = []
@@ -127,5 +135,34 @@ class HostTier:
                 together.append(block)
                 memories.append(memory)
                 at += block.held_bytes
-            write(together, memories)
+            self.gate_in_use = True
+            try:
+                write(together, memories)
+            except HiFCError:  # raised once nothing is in flight
+                self.gate_in_use = False
+                raise
+            self.gate_in_use = False
             del left[: len(together)]
+
+
+class _Climb:
+    """What HostTier.climbing gives. No generator: an interrupted one would end at any time."""
+
+    def __init__(self, tier: HostTier, block: KVBlock) -> None:
+        self._tier = tier
+        self._block = block
+
+    def __enter__(self) -> ByteArray:
+        copy = self._tier.bytes_of(self._block)
+        self._tier._climbing = self._block
+        return copy
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._tier._climbing = None
+        if kind is None:
+            self._tier.drop(self._block)

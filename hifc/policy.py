@@ -26,17 +26,33 @@ _SLOTS_MIN = 64
 Clock = Callable[[], float]
 
 
+class _Closer(weakref.ref["NativePolicy"]):
+    """Calls a function of C with what `_as_parameter_` holds once its referent is gone. It is made
+    before there is anything to close, and its call is no Python, so that an exception of a signal
+    handler finds no place in which it would be forgotten."""
+
+    __slots__ = ("_as_parameter_",)
+    _as_parameter_: ctypes.c_void_p
+
+
+_closers: set[_Closer] = set()
+
+
 class NativePolicy:
     """struct hifc_policy: a policy of driver/policy over slots. Slots are arrays of integers."""
 
     def __init__(self, name: str, capacity_blocks: int, decay_lambda: float) -> None:
         self._lib = driver.library()
-        pointer = ctypes.c_void_p()
+        self.pointer = ctypes.c_void_p()
+        closer = _Closer(self, self._lib.hifc_policy_close)
+        closer._as_parameter_ = self.pointer
+        for other in list(_closers):
+            if other() is None:  # it has closed
+                _closers.discard(other)
+        _closers.add(closer)
         self._lib.hifc_policy_open(
-            name.encode(), capacity_blocks, decay_lambda, ctypes.byref(pointer)
+            name.encode(), capacity_blocks, decay_lambda, ctypes.byref(self.pointer)
         )
-        self.pointer = pointer
-        weakref.finalize(self, self._lib.hifc_policy_close, pointer)
 
     def use(self, now_s: float, slots: npt.NDArray[np.uint32]) -> None:
         """A request used these, a chain with its head first."""
@@ -103,11 +119,8 @@ class HiFCPolicy:
         """A new block; this is its first access."""
         if not self._free:
             self._grow()
-        slot = self._free.pop()
-        block.slot = slot
-        self._depth[slot] = block.depth
-        self._head[slot] = block.head
-        self._chain[slot] = self._chain_of(block.sequence)
+        block.slot = self._free.pop()
+        self._describe(block)
         self.access(block)
 
     def access(self, block: KVBlock) -> None:
@@ -134,6 +147,26 @@ class HiFCPolicy:
         self._native.forget(np.array([block.slot], np.uint32))
         self._free.append(block.slot)
         block.slot = -1
+
+    def restore(self, blocks: Iterable[KVBlock]) -> None:
+        """Exactly these blocks are there, whatever of `add`, `access`, `leave` and `remove` an
+        exception cut short; those that have no memory have left it."""
+        known = list(blocks)
+        users: dict[int, KVBlock] = {}
+        for block in known:
+            if block.access_count and 0 <= block.slot < self._count and block.slot not in users:
+                users[block.slot] = block
+            else:
+                block.slot = -1
+        self._free = [slot for slot in range(self._count - 1, -1, -1) if slot not in users]
+        self._chains, self._chain_users, self._chain_free = {}, {}, []
+        self._native.forget(np.array(self._free, np.uint32))
+        for block in known:
+            if block.slot < 0:
+                self.add(block)
+            else:
+                self._describe(block)
+        self.leave([block for block in known if not block.resident])
 
     # ---- what the engine asks
 
@@ -176,6 +209,11 @@ class HiFCPolicy:
         return not kv_block.hot
 
     # ---- inside
+
+    def _describe(self, block: KVBlock) -> None:
+        self._depth[block.slot] = block.depth
+        self._head[block.slot] = block.head
+        self._chain[block.slot] = self._chain_of(block.sequence)
 
     def _grow(self) -> None:
         size = max(_SLOTS_MIN, 2 * self._count)

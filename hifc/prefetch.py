@@ -95,6 +95,8 @@ class HiFCPrefetcher:
         blocks = -(-weights.shape[-1] // self.block_tokens)
         self._make_room(blocks)
         slot = (self._latest + 1) % self.window_size
+        before = self._known[slot]
+        self._known[slot] = max(before, blocks)  # true also where an exception comes meanwhile
         mass_from_weights(
             weights,
             self.block_tokens,
@@ -102,7 +104,7 @@ class HiFCPrefetcher:
             out=self._history[slot, :, :blocks],
             where=self.where,
         )
-        if self._known[slot] > blocks:
+        if before > blocks:
             self._history[slot, :, blocks:] = 0
         self._known[slot] = blocks
         self._latest = slot

@@ -8,6 +8,8 @@ a child of fork() has no such thread.
 
 from __future__ import annotations
 
+import os
+import queue
 import threading
 import weakref
 from collections.abc import Mapping
@@ -29,25 +31,43 @@ class Publisher:
     """Calls source.publish every interval_s seconds, until stop or until the source is gone."""
 
     def __init__(self, source: Source, interval_s: float = INTERVAL_S) -> None:
-        self._stop = threading.Event()
+        # Both of C: a handler of a signal that raises leaves neither half done, as it could with
+        # an Event or with join.
+        self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._running = threading.Lock()
+        self._pid = os.getpid()
         self._thread = threading.Thread(
             target=_run,
-            args=(weakref.ref(source), self._stop, interval_s),
+            args=(weakref.ref(source), self._stop, interval_s, self._running),
             name="hifc-publish",
             daemon=True,
         )
+        self._running.acquire()
         self._thread.start()
 
     def stop(self) -> None:
         """Returns once the thread has ended, or is about to where it is the caller. Idempotent."""
-        self._stop.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._stop.put(None)
+        if self._pid == os.getpid() and self._thread is not threading.current_thread():
+            with self._running:
+                pass
 
 
-def _run(source: weakref.ref[Source], stop: threading.Event, interval_s: float) -> None:
+def _run(
+    source: weakref.ref[Source],
+    stop: queue.SimpleQueue[None],
+    interval_s: float,
+    running: threading.Lock,
+) -> None:
+    try:
+        _publish(source, stop, interval_s)
+    finally:
+        running.release()
+
+
+def _publish(source: weakref.ref[Source], stop: queue.SimpleQueue[None], interval_s: float) -> None:
     before: Mapping[str, float] = {}
-    while not stop.wait(interval_s):
+    while not _is_told(stop, interval_s):
         engine = source()
         if engine is None:
             return
@@ -56,3 +76,11 @@ def _run(source: weakref.ref[Source], stop: threading.Event, interval_s: float) 
         except HiFCError:  # closed, or detached over the owner's socket: nobody asks any more
             return
         del engine
+
+
+def _is_told(stop: queue.SimpleQueue[None], wait_s: float) -> bool:
+    try:
+        stop.get(timeout=wait_s)
+    except queue.Empty:
+        return False
+    return True

@@ -6,6 +6,10 @@ copied once, out of it. Resident blocks never exceed `memory_budget - memory_res
 than the watermark of that is free, `swap_batch_size` blocks at a time leave with one submission.
 With a host tier (hifc/host_tier.py) they go there, and flash gets what has to leave it for them.
 
+What is true, however an operation ended: which block a key names, each block's memory and on_flash,
+the copies in the tier, the prefetches under way. Each changes by one store, in an order in which a
+block's bytes are always found where one of these says. `_recover` derives the rest.
+
 Not thread-safe: HiFC calls all of it under its lock.
 """
 
@@ -24,13 +28,14 @@ from hifc.blocks import BlockTable, KVBlock
 from hifc.calls import DELAY_MAX_S, DELAY_MIN_S, RETRY_WAIT_S
 from hifc.classifier import HotColdClassifier
 from hifc.config import Config
-from hifc.errors import BackPressure, BufferExhausted, FormatError, NoSpace
+from hifc.errors import BackPressure, BufferExhausted, FormatError, HiFCError, NoSpace
 from hifc.host_tier import HostTier, gate_bytes
 from hifc.memory import ByteArray
 from hifc.metrics import Metrics
 from hifc.opening import open_namespace
 from hifc.policy import HiFCPolicy
 from hifc.request import Answer
+from hifc.settled import Settled
 from hifc.ticket import Ticket
 from hifc.units import format_size, page_up
 
@@ -57,20 +62,44 @@ class Residency:
         )
         self._prefetches: dict[bytes, tuple[Ticket, int, ByteArray]] = {}
         self._prefetched: set[bytes] = set()
-        self._pending_bytes = 0  # of prefetches under way
-        self._absent: dict[bytes, None] = {}  # reuse blocks known and not resident, oldest first
+        self._absent: dict[bytes, None] = {}  # reuse blocks on flash alone, oldest first
         self._limit_bytes = config.memory_budget - config.memory_reserved
+        self._settled = Settled(self._recover)
         self.namespace = open_namespace(config, bar)
-        self.tier = self._make_tier()
-        self.ahead = Ahead(
-            self.namespace, config.prefetch_degree, self.metrics, self._spare, self._is_here
-        )
-        self.blocks = BlockTable(self.ahead.changed)
+        try:
+            self.tier = self._make_tier()
+            self.ahead = Ahead(
+                self.namespace, config.prefetch_degree, self.metrics, self._spare, self._is_here
+            )
+            self.blocks = BlockTable(self.ahead.changed)
+        except BaseException:
+            self.namespace.close()
+            raise
 
     def _make_tier(self) -> HostTier:
         size_bytes = gate_bytes(self.config)
         gate = self.namespace.buffer(size_bytes) if size_bytes else None
         return HostTier(self.config.host_tier_bytes, gate)
+
+    def _recover(self) -> None:
+        """Derives anew all that follows from what is true (see above), in time linear in the blocks
+        known. Called before an operation that comes after one that an exception ended."""
+        self.ahead.reset()
+        blocks = self.blocks
+        self.tier.recount(lambda block: not block.resident and blocks.get(block.key) is block)
+        for block in list(blocks):
+            if not block.resident and block.key not in self.tier and block.on_flash is False:
+                blocks.name(block.key, None)  # on its way out: admission had declined it
+        blocks.recount()
+        self.policy.restore(blocks)
+        here = {block.key for block in blocks.residents()}
+        self._prefetched &= here
+        left = {
+            block.key: None
+            for block in blocks
+            if block.cls == "reuse" and block.key not in here and block.key not in self.tier
+        }
+        self._absent = {name: None for name in self._absent if name in left} | left
 
     # ---- memory
 
@@ -148,7 +177,7 @@ class Residency:
         names = {block.key for block in down}
         out = self.tier.overflow(down, self.config.swap_batch_size) if down else []
         out += [block for block in blocks if block.key not in names]
-        self.metrics.add("dropped_blocks", sum(block.on_flash for block in out))
+        self.metrics.add("dropped_blocks", sum(block.on_flash is True for block in out))
         self._write(out)
         for block in out:
             self._depart(block)
@@ -196,11 +225,26 @@ class Residency:
         """Puts what is not on flash yet: out of the pool one submission a class, out of the host
         tier one for each time that its gate is full. Raises if one cannot be written; all of them
         are still in memory then."""
+        self._look_on_flash([block for block in blocks if block.on_flash is None])
         for cls in ("swap", "reuse"):
             left = [block for block in blocks if block.cls == cls and not block.on_flash]
             resident = [block for block in left if block.resident]
             self._write_from(resident, [block.memory for block in resident])
             self.tier.pass_gate([b for b in left if not b.resident], self._write_from)
+
+    def _look_on_flash(self, blocks: list[KVBlock]) -> None:
+        """Sees what is there of blocks in memory whose way to flash, or from it, was cut short.
+        What is not their bytes is deleted, so that it never comes back in their place."""
+        if self.tier.gate_in_use:
+            self.namespace.drain()
+            self.tier.gate_in_use = False
+        for block in blocks:
+            memory = block.memory if block.resident else self.tier.bytes_of(block)
+            if not self.namespace.is_value(block.key, memory):
+                self.namespace.delete(block.key)
+                block.on_flash = False
+            else:
+                block.on_flash = True
 
     def _write_from(self, blocks: list[KVBlock], memories: list[ByteArray]) -> None:
         """Puts blocks of one class, trying again those answered Retry while some get through."""
@@ -224,6 +268,8 @@ class Residency:
     def _put(self, left: list[tuple[KVBlock, ByteArray]]) -> list[tuple[KVBlock, ByteArray]]:
         """One submission. Returns those that were answered Retry."""
         cls = left[0][0].cls
+        for block, _ in left:
+            block.on_flash = None
         ticket = self.namespace.put_many(
             [block.key for block, _ in left], [memory for _, memory in left], cls=cls
         )
@@ -234,10 +280,15 @@ class Residency:
             if status in (Answer.OK, Answer.EXISTS):
                 block.on_flash = True
             elif status == Answer.REJECTED:
+                block.on_flash = False
                 self.metrics.add("rejected")
-            elif status in (Answer.RETRY, Answer.PENDING):
+            elif status == Answer.RETRY:
+                block.on_flash = False
+                again.append((block, memory))
+            elif status == Answer.PENDING:
                 again.append((block, memory))
             elif status == Answer.NO_SPACE:
+                block.on_flash = False
                 full = True
         self.metrics.add("swap_batches")
         ticket.raise_for_errors()
@@ -326,10 +377,16 @@ class Residency:
         ticket = self.namespace.get_many([block.key for block in blocks], memories)
         for index, (block, memory) in enumerate(zip(blocks, memories, strict=True)):
             self._prefetches[block.key] = (ticket, index, memory)
-            self._pending_bytes += block.held_bytes
             self.ahead.changed(block)
         self.metrics.add("prefetch_issued", len(blocks))
         return len(blocks)
+
+    @property
+    def _pending_bytes(self) -> int:
+        """Of prefetches under way."""
+        if not self._prefetches:
+            return 0
+        return sum(page_up(memory.size) for _, _, memory in self._prefetches.values())
 
     def _collect_prefetches(self) -> None:
         for name, (ticket, _, _) in list(self._prefetches.items()):
@@ -343,7 +400,6 @@ class Residency:
         if entry is None:
             return
         ticket, index, memory = entry
-        self._pending_bytes -= page_up(memory.size)
         ticket.wait()
         block = self.blocks.get(name)
         if block is not None:
@@ -356,15 +412,33 @@ class Residency:
 
     # ---- the table
 
-    def _replace(self, name: bytes) -> None:
-        """An earlier block of this key goes, also from flash."""
+    def _replace(self, block: KVBlock) -> None:
+        """The block comes in. An earlier one of its key goes, also from flash, where no load sees
+        it from the moment on in which the key names the new one."""
+        name = block.key
         self._await_prefetch(name)
         self.ahead.drop(name)
-        block = self.blocks.get(name)
-        if block is not None:
-            self._forget(block)
-        if block is None or block.on_flash:
-            self.namespace.delete(name)
+        earlier = self.blocks.get(name)
+        if earlier is None or earlier.on_flash is not False:
+            self._replace_on_flash(block, earlier)
+        else:
+            self.blocks.name(name, block)
+        if earlier is not None:
+            self._forget(earlier)
+        self.blocks.count(block)
+        self.policy.add(block)
+
+    def _replace_on_flash(self, block: KVBlock, earlier: KVBlock | None) -> None:
+        block.on_flash = None
+        if earlier is not None:
+            earlier.on_flash = None
+        self.blocks.name(block.key, block)
+        try:
+            self.namespace.delete(block.key)
+        except HiFCError:  # nothing was taken
+            self.blocks.name(block.key, earlier)
+            raise
+        block.on_flash = False
 
     def _is_here(self, name: bytes) -> bool:
         """In memory, or on its way there by `prefetch`."""
@@ -381,9 +455,9 @@ class Residency:
 
     def _forget(self, block: KVBlock) -> None:
         self.ahead.drop(block.key)
+        self.blocks.drop(block)
         self.tier.drop(block)
         self.policy.remove(block)
-        self.blocks.remove(block.key)
         self._prefetched.discard(block.key)
         self._absent.pop(block.key, None)
         block.memory = None

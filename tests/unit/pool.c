@@ -142,7 +142,7 @@ TEST(small_pieces_that_stay_do_not_split_what_large_buffers_need)
     CHECK_EQ(hifc_pools_take_back(pools, large), 0);
     CHECK_EQ(hifc_pools_lend(pools, 255ull * MIB, &large), 0);
     CHECK_EQ(hifc_pools_take_back(pools, large), 0);
-    CHECK_EQ(hifc_pools_lend(pools, 312ull * MIB - 32 * PAGE, &large), 0);
+    CHECK_EQ(hifc_pools_alloc(pools, 312ull * MIB - 32 * PAGE, &large), 0);
     CHECK_EQ(large, 0);
     CHECK_EQ(hifc_pools_keep(pools, MIB, &offset), 0); /* there is no room any more */
     hifc_fail(-EPERM, "before");

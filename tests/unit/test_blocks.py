@@ -153,9 +153,7 @@ def test_canonical_is_injective(one: Any, two: Any) -> None:
 def test_block_table_counts_resident_bytes() -> None:
     table = BlockTable()
     blocks = [
-        KVBlock(
-            bytes([i]) * 16, size_bytes=5000, sequence="s", depth=3 - i, resident=True, memory=1
-        )
+        KVBlock(bytes([i]) * 16, size_bytes=5000, sequence="s", depth=3 - i, memory=1)
         for i in range(3)
     ]
     for block in blocks:
@@ -174,3 +172,29 @@ def test_block_table_counts_resident_bytes() -> None:
     with pytest.raises(InvalidRequest, match="already"):
         table.add(blocks[0])
     assert len(table) == 2
+
+
+def test_block_table_counts_anew_what_an_exception_left() -> None:
+    table = BlockTable()
+    blocks = [KVBlock(bytes([i]) * 16, size_bytes=5000, sequence="s", memory=1) for i in range(3)]
+    for block in blocks[:2]:
+        table.add(block)
+    table.name(blocks[0].key, None)
+    table.name(blocks[2].key, blocks[2])
+    blocks[1].memory = None
+    assert table.residents() == blocks[:2], "not told yet"
+    table.recount()
+    assert table.residents() == blocks[2:]
+    assert table.resident_bytes == 8192
+    assert table.sequence("s") == blocks[1:]
+
+
+def test_a_block_in_the_place_of_another_is_counted_once() -> None:
+    table = BlockTable()
+    earlier, block = (KVBlock(b"k" * 16, size_bytes=size, memory=1) for size in (5000, 100))
+    table.add(earlier)
+    table.name(block.key, block)
+    table.drop(earlier)
+    table.count(block)
+    assert table.residents() == [table.get(block.key)] == [block]
+    assert table.resident_bytes == 4096

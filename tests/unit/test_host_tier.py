@@ -187,11 +187,16 @@ def page_block(number: int) -> KVBlock:
     return KVBlock(key(number), size_bytes=4096, memory=np.zeros(4096, np.uint8))
 
 
+def put(tier: HostTier, block: KVBlock) -> None:
+    tier.put(block)
+    block.memory = None
+
+
 def test_what_is_on_its_way_up_makes_its_own_room() -> None:
     tier = HostTier(8192, np.zeros(8192, np.uint8))
     first, second, third = (page_block(i) for i in range(3))
-    tier.put(first)
-    tier.put(second)
+    put(tier, first)
+    put(tier, second)
     assert tier.overflow([third], 1) == [first]
     with tier.climbing(first):
         assert tier.overflow([third], 1) == []
@@ -202,9 +207,8 @@ def test_what_is_on_its_way_up_makes_its_own_room() -> None:
 def test_a_copy_that_was_left_behind_goes_first() -> None:
     tier = HostTier(8192, np.zeros(8192, np.uint8))
     stays, leaves, coming = (page_block(i) for i in range(3))
-    stays.resident = True
     tier.put(stays)
-    tier.put(leaves)
+    put(tier, leaves)
     assert tier.overflow([coming], 1) == []
     assert tier.blocks() == [leaves]
     assert tier.used_bytes == 4096
