@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hifc.blocks import BlockKeys
-from hifc.errors import InvalidRequest, NoSpace
+from hifc.errors import NoSpace, WaitTimeout
 from hifc.layer_plan import round_up
 from hifc.recompute import Watch
 from hifc.request import Answer, KeyArray, Op, make_requests
 from hifc.reservation import Lease
-from hifc.stream_buffers import Requests, discard, settle, settle_answers
+from hifc.stream_buffers import Requests
 from hifc.stream_edits import KVStream
 from hifc.streaming import LEASE_S
 
@@ -40,9 +40,11 @@ def save(stream: KVStream, tokens: Tokens) -> int:
     """Stores the KV of tokens, the first ones of the sequence, and makes it durable.
 
     Returns how many tokens can be found again: fewer where the namespace declined to write more
-    (admission, no space). What is stored already is not written again.
+    (admission, no space). What is stored already is not written again. An exception that comes
+    meanwhile leaves each block stored or absent, and the stream as it was.
     """
     _check(stream, tokens)
+    stream.check_whole()
     if len(tokens) > stream.lengths[0]:
         raise InvalidRequest(
             f"save_prefix: {len(tokens)} tokens were given, the cache holds {stream.lengths[0]}"
@@ -50,8 +52,16 @@ def save(stream: KVStream, tokens: Tokens) -> int:
     namespace = stream.namespace
     keys = stream.scheme.keys(tokens)
     names = keys.array()
+    stream.finish_commit()  # so that all reservations that are open are those of the prefix
     for first in range(0, len(names), SAVE_BLOCKS_MAX):
-        _save_blocks(stream, keys, first, min(first + SAVE_BLOCKS_MAX, len(names)))
+        end = min(first + SAVE_BLOCKS_MAX, len(names))
+        try:
+            _save_blocks(stream, keys, first, end)
+        except WaitTimeout:  # the next operation waits again
+            raise
+        except BaseException:  # what was reserved would keep keys and segments for minutes
+            stream.recover()
+            raise
     namespace.sync()
     found = namespace.longest_prefix(names)
     count = len(tokens) if found == len(names) else found * stream.plan.block_tokens
@@ -67,8 +77,7 @@ def load(stream: KVStream, tokens: Tokens, watch: Watch) -> int:
     generate would run the whole prompt again. 0: nothing is stored, or it is to be computed.
     """
     _check(stream, tokens)
-    if stream.lengths[0]:
-        raise InvalidRequest("load_prefix: the cache is not empty, call reset() first")
+    stream.check_empty()
     uri = stream.namespace.uri
     limit = min(len(tokens) - 1, stream.plan.max_tokens)
     keys = stream.scheme.keys(tokens)
@@ -102,16 +111,12 @@ def forget(stream: KVStream, tokens: Tokens) -> None:
     """
     _check(stream, tokens)
     names = stream.scheme.keys(tokens).array()
-    requests = make_requests(len(names), Op.DELETE)
-    requests["key"] = names
-    namespace = stream.namespace
-    settle_answers(namespace, namespace.submit(requests), requests, "forget_prefix")
-    left = int((requests["status"] == Answer.NO_SPACE).sum())
+    left = stream.flights.discard(Op.DELETE, "key", names)
     if left:
         raise NoSpace(
-            f"forget_prefix on {namespace.uri}: {left} of {len(names)} blocks are still there, as "
-            "nothing that may be evicted is left; delete swap entries, release leases or use a "
-            "larger device"
+            f"forget_prefix on {stream.namespace.uri}: {left} of {len(names)} blocks are still "
+            "there, as nothing that may be evicted is left; delete swap entries, release leases or "
+            "use a larger device"
         )
 
 
@@ -144,24 +149,18 @@ def _save_blocks(stream: KVStream, keys: BlockKeys, first: int, end: int) -> Non
     if not missing.size:
         return
     wanted = reserve[missing]
-    try:
-        settle_answers(namespace, namespace.submit(wanted), wanted, "reserve")
-    except BaseException:  # those that were taken would keep keys and segments for minutes
-        taken = wanted["status"] == Answer.OK
-        discard(namespace, Op.ABORT, "handle", wanted["handle"][taken])
-        raise
+    flights = stream.flights
+    flights.settle_answers(flights.send(wanted, reserves=True), "reserve")
     reserve["status"] = Answer.EXISTS
     reserve[missing] = wanted
     taken = np.flatnonzero(reserve["status"] == Answer.OK)
-    try:
-        if len(taken):
-            _write_layers(stream, reserve, taken, first, keys)
-            commit = make_requests(len(taken), Op.COMMIT)
-            commit["handle"] = reserve["handle"][taken]
-            settle_answers(namespace, namespace.submit(commit), commit, "commit")
-    except BaseException:
-        discard(namespace, Op.ABORT, "handle", reserve["handle"][taken])
-        raise
+    if len(taken):
+        _write_layers(stream, reserve, taken, first, keys)
+        commit = make_requests(len(taken), Op.COMMIT)
+        commit["handle"] = reserve["handle"][taken]
+        if flights.settle_answers(flights.send(commit), "commit"):
+            flights.abort()
+    flights.reserved.clear()
 
 
 def _write_layers(
@@ -186,10 +185,10 @@ def _write_layers(
             if pad > length:
                 buffer.kv.narrow(2, length, pad - length).zero_()
         requests = requests[taken]
-        ticket = stream.namespace.submit(requests)
+        batch = stream.flights.send(requests)
         if (requests["status"] == Answer.RETRY).any():
-            settle(stream.namespace, ticket, requests, "write")
-        writes.append((ticket, requests))
+            stream.flights.settle(batch, "write")
+        writes.append(batch)
         stream.written_bytes += int(requests["length"].sum())
 
 
@@ -244,17 +243,18 @@ class _Found:
         names = self.names
         if self.entry is not None:
             names = np.concatenate([names, self.entry[None]])
-        lease = namespace.lease(names, LEASE_S)
+        stream.expect_prefix()
+        stream.lease = lease = namespace.lease(names, LEASE_S)
         try:
             missing = self._read(stream, lease)
         except BaseException:
-            lease.release()
+            stream.end_lease()
             raise
         if missing is not None:
-            lease.release()
+            stream.end_lease()
             return missing
         namespace.touch(names)
-        stream.adopt(self.names, self.tokens, lease)
+        stream.adopt(self.names, self.tokens)
         return None
 
     def _read(self, stream: KVStream, lease: Lease) -> int | None:
@@ -265,9 +265,9 @@ class _Found:
         if not parts:
             return None
         requests = np.concatenate(parts)
-        ticket = stream.namespace.submit(requests)
+        batch = stream.flights.send(requests)
         stream.read_bytes += int(requests["length"].sum())
-        if not settle_answers(stream.namespace, ticket, requests, "load of a prefix"):
+        if not stream.flights.settle_answers(batch, "load of a prefix"):
             return None
         return int(requests["user"][requests["status"] != Answer.OK].min())
 

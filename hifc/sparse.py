@@ -35,7 +35,7 @@ from hifc.sparse_arena import ArenaStream
 from hifc.sparse_blocks import Mask, Mass, Moves, most_of
 from hifc.sparse_plan import CHECK_BLOCKS, SparsePlan, SparseSettings, widened
 from hifc.sparse_quality import Quality, Verdict
-from hifc.stream_buffers import settle
+from hifc.streaming import UNDER_WAY
 
 _LOG = logging.getLogger("hifc")
 
@@ -65,6 +65,7 @@ class SparseStream(ArenaStream):
         self.heat = HeatTable(blocks, settings.decay_lambda, victims_max=1, where=backend("host"))
         self._mass = np.zeros((shape.layers, shape.heads, plan.all_blocks), dtype=np.float32)
         self._awaits: int | None = None  # the layer whose attention was not asked for yet
+        self._lost: int | None = None  # the layer whose attention went elsewhere
         self._step_missed = 0.0  # of this step, over the layers so far
         self._step_at = time.monotonic()
         # Called with keys [heads, tokens, dim] and their positions [heads, tokens] before they are
@@ -84,8 +85,11 @@ class SparseStream(ArenaStream):
 
     def begin(self) -> bool:
         """A step of one token comes: False if it is to be exact. Widens the budget if need be."""
-        if self._awaits is not None:
+        if self.last == 0 and self._awaits is not None:  # no other layer to have noticed it
             self._refuse_lost(self._awaits)
+        if self._lost is not None:
+            self._refuse_lost(self._lost)
+        self.check_whole()
         self._judge()
         if self.exact_reason is not None:
             return False
@@ -94,24 +98,28 @@ class SparseStream(ArenaStream):
         try:
             self._to_blocks()
             self._end_read_ahead()
-        except BaseException as error:
+        except Exception as error:
             self.broken = f"a step failed before its first layer: {error}"
             raise
         self._step_missed = 0.0
+        self.broken = UNDER_WAY
         return True
 
     def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """As ArenaStream.append; `attend` of the layer must follow."""
         if self._awaits is not None:
             self._refuse_lost(self._awaits)
+        if self.broken is not UNDER_WAY:
+            self._refuse_broken()
         self._awaits = layer
         try:
             super().append(layer, keys, values)
-        except BaseException as error:
+        except Exception as error:
             self.broken = f"layer {layer} failed: {error}"
             raise
 
     def _refuse_lost(self, layer: int) -> NoReturn:
+        self._lost = layer
         self.broken = f"attention of layer {layer} was not asked of it"
         raise NotSupported(
             f"attention of layer {layer} did not reach the sparse cache, as this model changes "
@@ -129,10 +137,12 @@ class SparseStream(ArenaStream):
             output = self._attend(layer, query, scale)
             if layer == self.last:
                 self._end_step()
-            return output
-        except BaseException as error:
+        except Exception as error:
             self.broken = f"layer {layer} failed: {error}"
             raise
+        if layer == self.last:
+            self.broken = None
+        return output
 
     def _attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
         plan, maps = self.plan, self.maps[layer]
@@ -149,11 +159,11 @@ class SparseStream(ArenaStream):
         count = heads * min(blocks, plan.resident_blocks)  # so many are wanted
         self.total_access += count
         self.prefetch_hit += count - moves.heads.size
-        ticket, requests = self.read(layer * heads, moves, self.room)
+        batch = self.read(layer * heads, moves, self.room)
         resident = maps.resident(blocks)
         missed = 1.0 - whole[:, blocks] - (mass * resident).sum(axis=1)
-        if ticket is not None:
-            settle(self.namespace, ticket, requests, "read")
+        if batch is not None:
+            self.flights.settle(batch, "read")
         group = query.view(heads, -1, plan.shape.head_dim)
         if not trusted:
             self.quality.exact_heads += heads
@@ -185,17 +195,17 @@ class SparseStream(ArenaStream):
         missing = keep & ~self.all_maps.resident(blocks)
         missing &= most_of(np.where(missing, expected, -1.0), degree)
         moves = self.all_maps.place(missing, keep, expected)
-        ticket, requests = self.read(0, moves, self.part_requests(moves.heads.size))
-        if ticket is not None:
-            self._prefetch = ticket, requests, moves
+        batch = self.read(0, moves, self.part_requests(moves.heads.size))
+        if batch is not None:
+            self._prefetch = batch, moves
             self.quality.prefetched += moves.heads.size
 
     def _end_read_ahead(self) -> None:
         """At the beginning of a step: what was prefetched is there."""
         if self._prefetch is None:
             return
-        ticket, requests, moves = self._prefetch
-        settle(self.namespace, ticket, requests, "read")
+        batch, moves = self._prefetch
+        self.flights.settle(batch, "read")
         self._prefetch = None
         self._ahead_of_step = moves
 
@@ -295,14 +305,14 @@ class SparseStream(ArenaStream):
         self.exact_reason = reason
         warnings.warn(f"attention is exact from now on, until reset(): {reason}", stacklevel=2)
 
-    def reset(self) -> None:
-        """Empty, as new; sparse again if it had become exact. A widened budget stays."""
-        super().reset()
+    def _clear(self) -> None:
+        """Sparse again if it had become exact. A widened budget stays."""
+        super()._clear()
         self._trend.reset()
         self._ahead_of_step = None
         self._mass.fill(0.0)
         self.heat.heat.fill(0.0)
-        self._awaits = None
+        self._awaits = self._lost = None
         self.exact_reason = None
         self.quality = Quality(self.settings.missed_max, widened=self.quality.widened)
 

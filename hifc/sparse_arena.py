@@ -14,12 +14,15 @@ Invariants, beside those of the stream:
 - A tail that is full is written from where it is kept, and written over once that has ended.
 - A sketch holds the keys of all tokens of its layer, or fewer: then all are sketched anew before
   blocks are chosen.
+- `_holds_blocks` is set by the last assignment of what makes it true, and maps are emptied then.
+  After an interrupted change of the arena there is none, until `recover` or `reset` makes it.
 
 Same single thread.
 """
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator
 
 import numpy as np
@@ -34,9 +37,8 @@ from hifc.request import Op, make_requests
 from hifc.sketch import Digest, Sketch
 from hifc.sparse_blocks import HeadBlocks, Mass, Moves
 from hifc.sparse_plan import CHECK_BLOCKS, SparsePlan, SparseSettings
-from hifc.stream_buffers import KVBuffer, Requests, Slot, await_end, settle
+from hifc.stream_buffers import Batch, KVBuffer, Requests, Slot
 from hifc.stream_edits import KVStream
-from hifc.ticket import Ticket
 
 
 class ArenaStream(KVStream):
@@ -59,8 +61,8 @@ class ArenaStream(KVStream):
         self._holds_blocks = False
         self._sketches: list[Sketch | Digest] = _new_sketches(plan, dtype)
         layers = range(plan.shape.layers)
-        self._tail_writes: list[tuple[Ticket, Requests] | None] = [None for _ in layers]
-        self._prefetch: tuple[Ticket, Requests, Moves] | None = None
+        self._tail_writes: list[Batch | None] = [None for _ in layers]
+        self._prefetch: tuple[Batch, Moves] | None = None
         super().__init__(namespace, plan, dtype, scheme)
 
     # ---- memory
@@ -75,11 +77,11 @@ class ArenaStream(KVStream):
             flat = torch.from_numpy(memory).view(self.dtype)
             tokens = CHECK_BLOCKS * plan.block_tokens
             self._check_kv = flat.view(2, tokens, plan.shape.head_dim)
-        self._allocate_arena()
+        self._allocate_arena(plan)
 
-    def _allocate_arena(self) -> None:
-        """The arena, as blocks of every head and as slots of whole layers."""
-        plan, shape = self.plan, self.plan.shape
+    def _allocate_arena(self, plan: SparsePlan) -> None:
+        """The arena of that plan, as blocks of every head and as slots of whole layers."""
+        shape = plan.shape
         memory = self.namespace.buffer(plan.arena_bytes)
         size = plan.arena_bytes // shape.layers
 
@@ -88,25 +90,40 @@ class ArenaStream(KVStream):
             return KVBuffer(self.namespace, plan, tokens, self.dtype, part)
 
         heads = shape.layers * shape.heads
-        self.all_maps = HeadBlocks(heads, plan.all_blocks, plan.resident_blocks)
+        all_maps = HeadBlocks(heads, plan.all_blocks, plan.resident_blocks)
+        arena, maps, slots = [], [], []
         for layer in range(shape.layers):
-            self.arena.append(piece(layer, size, plan.arena_tokens))
-            self.maps.append(self.all_maps.part(layer * shape.heads, (layer + 1) * shape.heads))
+            arena.append(piece(layer, size, plan.arena_tokens))
+            maps.append(all_maps.part(layer * shape.heads, (layer + 1) * shape.heads))
         for index in range(plan.slots):
             buffer = piece(index, plan.layer_bytes, plan.capacity_tokens)
             loads = self.block_requests(Op.GET, buffer.offset, plan.capacity_tokens, 0, plan.blocks)
             loads["key"] = self.keys
-            self.slots.append(Slot(buffer, loads))
-            self._free.append(self.slots[-1])
-        self.room = self.part_requests(shape.heads * plan.resident_blocks)
+            slots.append(Slot(buffer, loads))
+        room = self.part_requests(shape.heads * plan.resident_blocks, plan)
+        free = collections.deque(slots)
+        self.plan, self.all_maps, self.maps, self.room = plan, all_maps, maps, room
+        self.arena, self.slots, self._free = arena, slots, free
 
     def replace_arena(self, plan: SparsePlan) -> None:
         """Gives its memory back and takes that of plan. BufferExhausted: there is no arena."""
         self._to_slots()
         self._idle()
+        self._unsettled = True
         self._drop_arena()
-        self.plan = plan
-        self._allocate_arena()
+        self._allocate_arena(plan)
+        self._unsettled = False
+
+    def recover(self) -> None:
+        """As of any stream; an arena that was being replaced is made."""
+        self._make_arena()
+        super().recover()
+
+    def _make_arena(self) -> None:
+        """Where a change of the arena was interrupted there is none."""
+        if not self.arena:
+            self._drop_arena()
+            self._allocate_arena(self.plan)
 
     def _drop_arena(self) -> None:
         self.arena.clear()
@@ -116,12 +133,13 @@ class ArenaStream(KVStream):
         self._ahead.clear()
         self._current = None
 
-    def part_requests(self, count: int) -> Requests:
+    def part_requests(self, count: int, plan: SparsePlan | None = None) -> Requests:
         """Reads of blocks of single heads into the arena; key, offsets are left to the caller."""
+        plan = self.plan if plan is None else plan
         requests = make_requests(count, Op.GET)
-        requests["length"] = self.plan.part_bytes
-        requests["piece_bytes"] = self.plan.piece_bytes
-        requests["piece_stride"] = self.plan.arena_tokens * self.plan.shape.head_token_bytes
+        requests["length"] = plan.part_bytes
+        requests["piece_bytes"] = plan.piece_bytes
+        requests["piece_stride"] = plan.arena_tokens * plan.shape.head_token_bytes
         return requests
 
     def resident_bytes(self) -> int:
@@ -148,7 +166,6 @@ class ArenaStream(KVStream):
         for layer, write in enumerate(self._tail_writes):
             if write is not None:
                 self._end_tail_write(layer, write)
-        self.all_maps.clear()
         self._holds_blocks = False
 
     def _to_blocks(self) -> None:
@@ -158,11 +175,12 @@ class ArenaStream(KVStream):
         if any(sketch.length != self.lengths[0] for sketch in self._sketches):
             self._sketch_all()
         self._idle()
-        self._holds_blocks = True
+        self.all_maps.clear()
         tokens, length = self.plan.block_tokens, self.lengths[0]
         tail = length % tokens
         for layer, arena in enumerate(self.arena):
             arena.kv[:, :, tokens - tail : tokens] = self.tails[layer].kv[:, :, :tail].flip(2)
+        self._holds_blocks = True
 
     def _sketch_all(self) -> None:
         """Sketches what came without a forward (a stored prefix), or was cut: reads all once."""
@@ -174,11 +192,11 @@ class ArenaStream(KVStream):
     def _end_reads(self) -> None:
         """Waits for a prefetch, whatever came of it."""
         if self._prefetch is not None:
-            await_end(self.namespace, self._prefetch[0], "reading ahead")
+            self.flights.await_end(self._prefetch[0], "reading ahead")
             self._prefetch = None
 
-    def _end_tail_write(self, layer: int, write: tuple[Ticket, Requests]) -> None:
-        settle(self.namespace, *write, "write")
+    def _end_tail_write(self, layer: int, write: Batch) -> None:
+        self.flights.settle(write, "write")
         self._tail_writes[layer] = None
 
     # ---- tokens come
@@ -188,6 +206,7 @@ class ArenaStream(KVStream):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As LayerStream.update; the sketch takes the keys, too."""
         if layer == 0:
+            self.check_whole()
             self._to_slots()
         start = self.lengths[layer]
         found = super().update(layer, keys, values)
@@ -246,16 +265,16 @@ class ArenaStream(KVStream):
         chosen = (firsts + np.arange(plan.block_tokens)).reshape(len(firsts), -1)
         return np.concatenate([np.broadcast_to(tail, (len(firsts), len(tail))), chosen], axis=1)
 
-    def read(self, first_head: int, moves: Moves, room: Requests) -> tuple[Ticket | None, Requests]:
+    def read(self, first_head: int, moves: Moves, room: Requests) -> Batch | None:
         """Starts to read moves into the arena, by requests of room. first_head: of all layers'
-        heads, the one that moves call 0."""
+        heads, the one that moves call 0. None: there are none."""
         count = moves.heads.size
         requests = room[:count]
         if not count:
-            return None, requests
+            return None
         plan = self.plan
         if moves.blocks.max() >= self.committed:
-            self._finish_commit()
+            self.finish_commit()
         requests["key"] = self.keys[moves.blocks]
         heads = first_head + moves.heads
         requests["value_offset"] = heads * plan.part_bytes
@@ -264,7 +283,7 @@ class ArenaStream(KVStream):
             self.arena[0].offset + lanes + (moves.slots + 1) * plan.piece_bytes
         )
         self.read_bytes += count * plan.part_bytes
-        return self.namespace.submit(requests), requests
+        return self.flights.send(requests)
 
     def read_absent(
         self, layer: int, head: int, blocks: npt.NDArray[np.intp]
@@ -272,27 +291,27 @@ class ArenaStream(KVStream):
         """Keys and values, [tokens, dim], of blocks of one head, in the check buffer."""
         plan = self.plan
         if blocks.max() >= self.committed:
-            self._finish_commit()
+            self.finish_commit()
         requests = self.part_requests(blocks.size)
         requests["piece_stride"] = CHECK_BLOCKS * plan.piece_bytes
         requests["key"] = self.keys[blocks]
         requests["value_offset"] = layer * plan.share_bytes + head * plan.part_bytes
         requests["buffer_offset"] = self._check_offset + np.arange(blocks.size) * plan.piece_bytes
-        settle(self.namespace, self.namespace.submit(requests), requests, "read")
+        self.flights.settle(self.flights.send(requests), "read")
         self.read_bytes += blocks.size * plan.part_bytes
         tokens = blocks.size * plan.block_tokens
         return self._check_kv[0, :tokens], self._check_kv[1, :tokens]
 
     # ---- shorter, empty, gone, stored
 
-    def each_layer(self) -> Iterator[tuple[int, KVBuffer, list[tuple[Ticket, Requests]]]]:
+    def each_layer(self) -> Iterator[tuple[int, KVBuffer, list[Batch]]]:
         """As of any stream."""
         self._to_slots()
         yield from super().each_layer()
 
     def crop(self, count: int) -> None:
         """Removes the last count tokens, all of them at most."""
-        self._check_whole()
+        self.check_whole()
         self._to_slots()
         super().crop(count)
         for sketch in self._sketches:
@@ -301,27 +320,23 @@ class ArenaStream(KVStream):
 
     def reset(self) -> None:
         """Empty, as new."""
+        if not self.closed:
+            self._make_arena()
         super().reset()
+
+    def _clear(self) -> None:
+        super()._clear()
         for sketch in self._sketches:
             _forget(sketch)
         for layer in range(len(self._sketches)):
             self._tail_writes[layer] = None
         self._prefetch = None
-        self.all_maps.clear()
         self._holds_blocks = False
 
-    def close(self) -> None:
-        """Deletes what is on the device and gives all memory back. Idempotent."""
-        super().close()
+    def _let_go(self) -> None:
         self._drop_arena()
         self._check_kv = torch.empty(0)
-
-    def in_flight(self) -> list[Ticket]:
-        """Tickets that may not be done."""
-        found = super().in_flight()
-        if self._prefetch is not None:
-            found.append(self._prefetch[0])
-        return found + [write[0] for write in self._tail_writes if write is not None]
+        super()._let_go()
 
 
 def _new_sketches(plan: SparsePlan, dtype: torch.dtype) -> list[Sketch | Digest]:

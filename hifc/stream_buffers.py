@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a streamed KV cache is made of: buffers in pool memory, slots, batches seen through."""
+"""What a streamed KV cache is made of: buffers in pool memory, slots, batches seen through.
+
+An exception of a signal handler (Ctrl-C) may come after any call. What is in flight is therefore
+listed before it is submitted, and what a list says is true also where the exception came next.
+"""
 
 from __future__ import annotations
 
@@ -63,12 +67,12 @@ class Slot:
 
     __slots__ = (
         "buffer",
+        "load",
         "loads",
         "part",
         "prepared",
         "requests",
         "status",
-        "ticket",
         "value_offset",
         "writes",
     )
@@ -76,9 +80,9 @@ class Slot:
     def __init__(self, buffer: KVBuffer, loads: Requests) -> None:
         self.buffer = buffer
         self.loads = loads  # one request a block, prepared once
-        self.ticket: Ticket | None = None  # of the load under way; None: nothing is on the device
+        self.load: Batch | None = None  # that is under way; None: nothing is on the device
         self.part = -1
-        self.writes: list[tuple[Ticket, Requests]] = []
+        self.writes: list[Batch] = []
         self.use(loads)
 
     def use(self, requests: Requests, prepared: int = -1) -> None:
@@ -89,61 +93,139 @@ class Slot:
         self.value_offset = requests["value_offset"]
 
 
-def settle(namespace: Namespace, ticket: Ticket, requests: Requests, doing: str) -> None:
-    """Waits for a batch; every request of it ends OK, or this raises.
+class Batch:
+    """Requests that were submitted, or are about to be. ticket: None where an exception came before
+    it was known; the answers in the requests then tell whether they are in flight."""
 
-    Requests that were answered Retry or Pending are submitted again, for RETRY_WAIT_S at most.
-    CorruptionError and DeviceError tell what a request ran into; NoSpace and HiFCError the fix.
+    __slots__ = ("requests", "reserves", "ticket")
+
+    def __init__(self, requests: Requests, reserves: bool) -> None:
+        self.requests = requests
+        self.reserves = reserves
+        self.ticket: Ticket | None = None
+
+    def done(self) -> bool:
+        """True once nothing of it is in flight."""
+        if self.ticket is not None:
+            return self.ticket.done()
+        return not (self.requests["status"] == Answer.IN_FLIGHT).any()
+
+
+class InFlight:
+    """The batches of one stream that may not have ended, and its open reservations.
+
+    A batch is listed before it is submitted and until it has ended: `await_all` leaves none that
+    reads or writes the stream's memory, whatever was interrupted. Used by one thread at a time.
     """
-    if settle_answers(namespace, ticket, requests, doing):
-        _refuse(namespace, requests["status"], doing)
 
+    def __init__(self, namespace: Namespace) -> None:
+        self.namespace = namespace
+        # RESERVE requests, some of whose handles may be neither committed nor aborted.
+        self.reserved: list[Requests] = []
+        self._open: set[Batch] = set()
 
-def settle_answers(namespace: Namespace, ticket: Ticket, requests: Requests, doing: str) -> bool:
-    """As settle, but answers such as Miss or Exists stand. True if there are any but OK."""
-    deadline = time.monotonic() + RETRY_WAIT_S
-    await_end(namespace, ticket, doing)
-    status = requests["status"]
-    if not status.any():
-        return False
-    ticket.raise_for_errors()
-    while (left := np.flatnonzero((status == Answer.RETRY) | (status == Answer.PENDING))).size:
-        if time.monotonic() > deadline:
+    def send(self, requests: Requests, *, reserves: bool = False) -> Batch:
+        """Submits. reserves: they are RESERVE requests, which `abort` is to undo."""
+        batch = Batch(requests, reserves)
+        if reserves:
+            self.reserved.append(requests)
+        self._open.add(batch)
+        batch.ticket = self.namespace.submit(requests)
+        return batch
+
+    def settle(self, batch: Batch, doing: str) -> None:
+        """Waits for a batch; every request of it ends OK, or this raises.
+
+        Requests that were answered Retry or Pending are submitted again, for RETRY_WAIT_S at most.
+        CorruptionError and DeviceError tell what a request ran into; NoSpace and HiFCError the fix.
+        """
+        if self.settle_answers(batch, doing):
+            _refuse(self.namespace, batch.requests["status"], doing)
+
+    def settle_answers(self, batch: Batch, doing: str) -> bool:
+        """As settle, but answers such as Miss or Exists stand. True if there are any but OK."""
+        deadline = time.monotonic() + RETRY_WAIT_S
+        requests = batch.requests
+        self.await_end(batch, doing)
+        status = requests["status"]
+        if not status.any():
+            return False
+        _raise_for_errors(batch)
+        while (left := np.flatnonzero((status == Answer.RETRY) | (status == Answer.PENDING))).size:
+            if time.monotonic() > deadline:
+                raise WaitTimeout(
+                    f"{doing} on {self.namespace.uri} found no room for {RETRY_WAIT_S:.0f} s: open "
+                    "it with a larger pool_size, or format it with a larger segment_size (blocks "
+                    "of a prefill that are not complete keep their segments open)"
+                )
+            time.sleep(RETRY_DELAY_S)
+            again = self.send(requests[left], reserves=batch.reserves)
+            self.await_end(again, doing)
+            requests[left] = again.requests
+            _raise_for_errors(again)
+        return bool(status.any())
+
+    def await_end(self, batch: Batch, doing: str) -> None:
+        """Waits for a batch, however its requests end. WaitTimeout: the device may still write to
+        its memory, which must not be used for anything else."""
+        ticket = batch.ticket
+        if not (_await_answers(batch) if ticket is None else ticket.wait(BATCH_WAIT_S)):
             raise WaitTimeout(
-                f"{doing} on {namespace.uri} found no room for {RETRY_WAIT_S:.0f} s: open it "
-                "with a larger pool_size, or format it with a larger segment_size (blocks of a "
-                "prefill that are not complete keep their segments open)"
+                f"{doing} on {self.namespace.uri} did not end within {BATCH_WAIT_S:.0f} s; see "
+                "hifc-admin doctor"
             )
+        self._open.discard(batch)
+
+    def ended(self, batch: Batch) -> None:
+        """A batch whose requests all have their answers."""
+        self._open.discard(batch)
+
+    def await_all(self) -> None:
+        """Waits for every batch, whatever comes of it."""
+        for batch in list(self._open):
+            self.await_end(batch, "what was in flight")
+
+    def done(self) -> bool:
+        """True if no batch is in flight."""
+        return all(batch.done() for batch in list(self._open))
+
+    def abort(self) -> None:
+        """Gives back every reservation that was not committed. Nothing may be in flight."""
+        for requests in list(self.reserved):
+            handles = requests["handle"][requests["status"] == Answer.OK]
+            self.discard(Op.ABORT, "handle", handles[handles != 0])
+        self.reserved.clear()
+
+    def discard(self, op: Op, field: str, names: npt.NDArray[Any]) -> int:
+        """Deletes keys or aborts handles, whatever is still there of them. Returns how many a full
+        device kept."""
+        kept = 0
+        deadline = time.monotonic() + RETRY_WAIT_S
+        while len(names):
+            requests = make_requests(len(names), op)
+            requests[field] = names
+            self.await_end(self.send(requests), op.name.lower())
+            kept += int((requests["status"] == Answer.NO_SPACE).sum())
+            names = names[requests["status"] == Answer.RETRY]
+            if not len(names) or time.monotonic() > deadline:
+                break
+            time.sleep(RETRY_DELAY_S)
+        return kept
+
+
+def _await_answers(batch: Batch) -> bool:
+    """Waits for a batch whose ticket is not known. False: it did not end."""
+    deadline = time.monotonic() + BATCH_WAIT_S
+    while not batch.done():
+        if time.monotonic() > deadline:
+            return False
         time.sleep(RETRY_DELAY_S)
-        again = requests[left]
-        ticket = namespace.submit(again)
-        await_end(namespace, ticket, doing)
-        requests[left] = again
-        ticket.raise_for_errors()
-    return bool(status.any())
+    return True
 
 
-def discard(namespace: Namespace, op: Op, field: str, names: npt.NDArray[Any]) -> None:
-    """Deletes keys or aborts handles, whatever is still there of them."""
-    deadline = time.monotonic() + RETRY_WAIT_S
-    while len(names):
-        requests = make_requests(len(names), op)
-        requests[field] = names
-        await_end(namespace, namespace.submit(requests), op.name.lower())
-        names = names[requests["status"] == Answer.RETRY]
-        if not len(names) or time.monotonic() > deadline:
-            return
-        time.sleep(RETRY_DELAY_S)
-
-
-def await_end(namespace: Namespace, ticket: Ticket, doing: str) -> None:
-    """Waits for a batch, however its requests end. WaitTimeout: the device may still write to its
-    memory, which must not be used for anything else."""
-    if not ticket.wait(BATCH_WAIT_S):
-        raise WaitTimeout(
-            f"{doing} on {namespace.uri} did not end within {BATCH_WAIT_S:.0f} s; see hifc-admin "
-            "doctor"
-        )
+def _raise_for_errors(batch: Batch) -> None:
+    if batch.ticket is not None:
+        batch.ticket.raise_for_errors()
 
 
 def _refuse(namespace: Namespace, status: npt.NDArray[np.int32], doing: str) -> None:

@@ -12,12 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hifc.errors import InvalidRequest
+from hifc.errors import InvalidRequest, WaitTimeout
 from hifc.request import KeyArray, Op
-from hifc.reservation import Lease
-from hifc.stream_buffers import KVBuffer, Requests, await_end, discard, settle
+from hifc.stream_buffers import Batch, KVBuffer
 from hifc.streaming import LayerStream
-from hifc.ticket import Ticket
 
 
 class KVStream(LayerStream):
@@ -33,9 +31,10 @@ class KVStream(LayerStream):
             raise InvalidRequest(f"reorder: {order.tolist()} does not name rows of {rows}")
         if (order == np.arange(rows)).all():
             return
-        self._check_whole()
-        self._finish_commit()
+        self.check_whole()
+        self.finish_commit()
         self._idle()
+        self.broken = "a reorder of its rows was interrupted"
         if self._rows is None:
             self._rows = np.tile(np.arange(rows), (self.plan.blocks, 1))
         self._rows[: self.committed] = self._rows[: self.committed, order]
@@ -46,6 +45,7 @@ class KVStream(LayerStream):
         for tail in self.tails:
             self._permute(tail, order, rest)
         self._fill()
+        self.broken = None
 
     def _permute(self, buffer: KVBuffer, order: npt.NDArray[np.int64], tokens: int) -> None:
         """Row by row through a slot, which is free now and large enough."""
@@ -62,19 +62,21 @@ class KVStream(LayerStream):
 
     # ---- all of it, to be stored
 
-    def each_layer(self) -> Iterator[tuple[int, KVBuffer, list[tuple[Ticket, Requests]]]]:
-        """Every layer in order, whole in memory, while the next one is loaded.
+    def each_layer(self) -> Iterator[tuple[int, KVBuffer, list[Batch]]]:
+        """Every layer in order, whole in memory, while the next one is loaded. Comes after
+        check_whole.
 
         Yields (layer, buffer, writes). Writes out of the buffer that the caller starts belong
         into the list: the buffer is used again once they have ended.
         """
-        self._check_whole()
-        self._finish_commit()
+        self._refuse_broken()
+        self.finish_commit()
         self._idle()
+        self._unsettled = True
         counted = self.total_access, self.prefetch_hit, self.wait_ns
         length = self.lengths[0]
         held = length // self.plan.block_tokens * self.plan.block_tokens
-        pinned_writes: list[tuple[Ticket, Requests]] = []
+        pinned_writes: list[Batch] = []
         for layer in range(len(self.lengths)):
             part = self._part_of.get(layer, -1)
             if part < 0:
@@ -89,31 +91,43 @@ class KVStream(LayerStream):
             self._fill()
             yield layer, slot.buffer, slot.writes
         self._idle()
-        for ticket, requests in pinned_writes:
-            settle(self.namespace, ticket, requests, "write")
+        self._unsettled = True
+        for batch in pinned_writes:
+            self.flights.settle(batch, "write")
         self.total_access, self.prefetch_hit, self.wait_ns = counted
         self._fill()
+        self._unsettled = False
 
     # ---- shorter, empty, gone
 
     def crop(self, count: int) -> None:
         """Removes the last count tokens, all of them at most."""
-        self._check_whole()
+        self.check_whole()
         length = self.lengths[0]
         target = max(0, length - count)
         block = self.plan.block_tokens
         keep, full = target // block, length // block
-        if self.streamed and keep < full:
-            self._finish_commit()
-            self._idle()
-            if target % block:
-                self._read_tails(keep)
-            self._delete(max(keep, self.borrowed), full)
-            self.borrowed = min(self.borrowed, keep)
-            self.committed = self._reserved = keep
-            self._version += 1  # a block of that number is written again, with other content
-        self.lengths = [target] * len(self.lengths)
+        lengths = [target] * len(self.lengths)
+        if not (self.streamed and keep < full):
+            self.lengths = lengths
+            self._unsettled = True
+            self._fill()
+            self._unsettled = False
+            return
+        self.finish_commit()
+        self._idle()
+        self.broken = "a crop of it was interrupted"
+        if target % block:
+            self._read_tails(keep)
+        borrowed = min(self.borrowed, keep)
+        self._delete(max(keep, self.borrowed), full)
+        # In this order: what reset deletes is never a block of a stored prefix.
+        self.committed = self._reserved = keep
+        self.borrowed = borrowed
+        self._version += 1  # a block of that number is written again, with other content
+        self.lengths = lengths
         self._fill()
+        self.broken = None
 
     def _read_tails(self, block: int) -> None:
         """The tails become that block, which was full."""
@@ -129,72 +143,80 @@ class KVStream(LayerStream):
             requests["value_offset"] += np.uint32(index * plan.share_bytes)
             batches.append(requests)
         requests = np.concatenate(batches)
-        settle(self.namespace, self.namespace.submit(requests), requests, "read")
+        self.flights.settle(self.flights.send(requests), "read")
         self.read_bytes += len(self.tails) * plan.share_bytes
 
-    def adopt(self, names: KeyArray, tokens: int, lease: Lease) -> None:
-        """An empty stream begins with the entries of a stored prefix, kept by the lease; pinned
-        layers and tails are in place."""
+    def check_empty(self) -> None:
+        """Raises unless a stored prefix can be the beginning."""
+        self.check_whole()
+        if self.lengths[0]:
+            raise InvalidRequest("load_prefix: the cache is not empty, call reset() first")
+
+    def expect_prefix(self) -> None:
+        """A stored prefix is about to be read into this empty stream: if it is not adopted, the
+        next operation finds it empty."""
+        self._unsettled = True
+
+    def adopt(self, names: KeyArray, tokens: int) -> None:
+        """An empty stream begins with the entries of a stored prefix, kept by its lease; pinned
+        layers and tails are in place. Comes after expect_prefix."""
         blocks = len(names)
         if self.streamed and blocks:
             self.keys[:blocks] = names
+            self.borrow(blocks)
             self.publish(0, blocks)
-            self.borrow(lease, blocks)
         else:
-            lease.release()
+            self.end_lease()
         self.lengths = [tokens] * len(self.lengths)
         self._fill()
+        self._unsettled = False
 
     def reset(self) -> None:
-        """Empty, as new. Also mends a stream that broke."""
+        """Empty, as new. Mends a stream whatever it was interrupted in, this included."""
+        if self.closed:
+            return
+        self.broken = "a reset was interrupted"
+        self._clear()
+        self.broken = None
+
+    def _clear(self) -> None:
+        """Empty: nothing is in flight, nothing is on the device. May be repeated."""
         self._quiesce()
-        held = self._handles[self.committed : self._reserved]
-        discard(self.namespace, Op.ABORT, "handle", held[held != 0])
+        self.flights.abort()
         self._delete(self.borrowed, self._reserved)
-        self.committed = self._reserved = self.borrowed = self._next = 0
+        self._forget_blocks()
         self._version += 1
         self._rows = None
         self._commit = None
         self.lengths = [0] * len(self.lengths)
-        self.broken = None
-        self._end_lease()
+        self._unsettled = False
 
     def close(self) -> None:
-        """Deletes what is on the device and gives all memory back. Idempotent."""
+        """Deletes what is on the device and gives all memory back. Idempotent; one that was
+        interrupted, or ended in WaitTimeout as the device may still write, can be repeated."""
         if self.closed:
             return
-        try:
-            if not self.namespace.closed:
-                self.reset()
-        finally:
-            self.broken = "it was closed"
-            self.closed = True
-            self.pinned.clear()
-            self.tails.clear()
-            self.slots.clear()
-            self._free.clear()
-            self._ahead.clear()
-            self._current = None
+        self.broken = "a close was interrupted"
+        if not self.namespace.closed:
+            try:
+                self._clear()
+            except WaitTimeout:
+                raise
+            except Exception:
+                self._let_go()
+                raise
+        self._let_go()
 
-    def in_flight(self) -> list[Ticket]:
-        """Tickets that may not be done."""
-        found = [slot.ticket for slot in self.slots if slot.ticket is not None]
-        found += [ticket for slot in self.slots for ticket, _ in slot.writes]
-        if self._commit is not None:
-            found.append(self._commit[0])
-        return found
-
-    def _quiesce(self) -> None:
-        """Waits for all that is in flight, whatever comes of it. All slots are free then."""
-        for ticket in self.in_flight():
-            await_end(self.namespace, ticket, "what was in flight")
-        self._current = None
-        self._ahead.clear()
+    def _let_go(self) -> None:
+        """Of all memory."""
+        self.broken = "it was closed"
+        self.pinned.clear()
+        self.tails.clear()
+        self.slots.clear()
         self._free.clear()
-        for slot in self.slots:
-            slot.ticket = None
-            slot.writes.clear()
-            self._free.append(slot)
+        self._ahead.clear()
+        self._current = None
+        self.closed = True
 
     def _delete(self, first: int, end: int) -> None:
-        discard(self.namespace, Op.DELETE, "key", self.keys[first:end])
+        self.flights.discard(Op.DELETE, "key", self.keys[first:end])

@@ -16,6 +16,10 @@ Invariants:
 - A slot is loaded into only once the writes out of it have completed.
 - A block is read only once it is committed, which is when all its layers have been written.
 - No buffer is allocated after the first moment, whatever the length of a forward.
+- An exception may come after any call (a signal handler's, such as Ctrl-C). What a change leaves
+  undone is therefore noted before it and cleared by its last assignment: `broken` where tokens may
+  be lost, which reset mends; `_unsettled` where only copies and reservations are concerned, which
+  the next operation puts in order. Assignments with no call between them are one change.
 
 Used by one thread at a time, as a model is. The reads and writes go on in the namespace's reactor.
 """
@@ -38,8 +42,7 @@ from hifc.layouts import KEY_BYTES
 from hifc.namespace import Namespace
 from hifc.request import Answer, BlockClass, KeyArray, Op, make_requests
 from hifc.reservation import Lease
-from hifc.stream_buffers import KVBuffer, Requests, Slot, await_end, settle
-from hifc.ticket import Ticket
+from hifc.stream_buffers import Batch, InFlight, KVBuffer, Requests, Slot
 
 # Of a segment that holds one value: headers, checksum table, summary. More than there is.
 SEGMENT_METADATA_BYTES = 128 << 10
@@ -48,6 +51,9 @@ ALIGNMENT_BYTES = 16
 # A lease on the entries of a stored prefix, and when it is renewed.
 LEASE_S = 600.0
 LEASE_RENEW_S = 200.0
+# Of `broken`: between two layers of a forward, and within one.
+UNDER_WAY = "a forward was interrupted between two layers"
+WITHIN_LAYER = "a forward was interrupted within a layer"
 
 
 class LayerStream:
@@ -72,17 +78,19 @@ class LayerStream:
         self.wait_ns = 0  # that attention waited for loads
         self.written_bytes = 0
         self.read_bytes = 0
-        self.broken: str | None = None
+        self.broken: str | None = None  # what was not completed, also while it is under way
+        self.flights = InFlight(namespace)
         self.committed = 0  # blocks that can be read
         self.borrowed = 0  # leading blocks that are entries of a stored prefix, not ours
         self.closed = False
-        self._lease: Lease | None = None
+        self.lease: Lease | None = None  # on the entries of a prefix that is here or being loaded
         self._lease_until = 0.0
         self._part_of = {layer: part for part, layer in enumerate(self.streamed)}
         self._reserved = 0  # blocks committed or reserved
         self._parts_written = 0  # layers written of the blocks reserved
         self._handles: npt.NDArray[np.uint64] = np.zeros(plan.blocks, dtype=np.uint64)
-        self._commit: tuple[Ticket, Requests] | None = None
+        self._commit: Batch | None = None
+        self._unsettled = False
         self._sequence = secrets.token_bytes(16)
         self._version = 0
         self.keys: KeyArray = np.zeros((plan.blocks, KEY_BYTES), dtype=np.uint8)
@@ -157,6 +165,9 @@ class LayerStream:
         end = start + keys.shape[2]
         if layer == 0:
             self._begin(end)
+        elif self.broken is not UNDER_WAY:
+            self._refuse_broken()
+        self.broken = WITHIN_LAYER
         try:
             current = self._current
             if current is not None:
@@ -171,34 +182,49 @@ class LayerStream:
                 buffer = self._append(part, start, end, keys, values)
             self.lengths[layer] = end
             self._fill()
-        except BaseException as error:
+            found = buffer.keys.narrow(2, 0, end), buffer.values.narrow(2, 0, end)
+        except Exception as error:
             self.broken = f"layer {layer} failed: {error}"
             raise
-        found = buffer.keys.narrow(2, 0, end), buffer.values.narrow(2, 0, end)
+        self.broken = None if layer == self.last else UNDER_WAY
         return (found[0].contiguous(), found[1].contiguous()) if self._packs else found
 
     def _begin(self, end: int) -> None:
         """A forward starts: nothing has changed yet, so this is where it is refused."""
-        self._check_whole()
+        self.check_whole()
         if end > self.plan.max_tokens:
             raise InvalidRequest(
                 f"the cache is full: {end} tokens, max_tokens is {self.plan.max_tokens}. Nothing "
                 "was changed; make the cache with max_tokens = prompt + new tokens - 1 or more"
             )
-        if self._lease is not None and time.monotonic() > self._lease_until:
+        if self.lease is not None and time.monotonic() > self._lease_until:
             self._renew_lease()
 
-    def _check_whole(self) -> None:
-        """Raises unless every layer holds the same tokens."""
+    def check_whole(self) -> None:
+        """Raises unless every layer holds the same tokens, and puts in order what an interrupted
+        operation left that cost none."""
+        self._refuse_broken()
+        if self._unsettled or (self._commit is None and self.flights.reserved):
+            self.recover()
+
+    def _refuse_broken(self) -> None:
         if self.broken is not None:
             raise InvalidRequest(
                 f"this cache is incomplete, {self.broken}; call reset() and run the prompt again"
             )
-        if self.lengths[0] != self.lengths[self.last]:
-            raise InvalidRequest(
-                "a forward was interrupted between two layers: call reset() and run the prompt "
-                "again"
-            )
+
+    def recover(self) -> None:
+        """After an operation that was interrupted and cost no tokens: ends what is in flight,
+        forgets what was read ahead, gives back what was reserved. May be repeated."""
+        self._unsettled = True
+        self._quiesce()
+        if self._commit is not None:
+            self.finish_commit()
+        else:
+            self.flights.abort()
+        if self.lengths[0] == 0:  # a prefix was being loaded
+            self._forget_blocks()
+        self._unsettled = False
 
     def _append(
         self, part: int, start: int, end: int, keys: torch.Tensor, values: torch.Tensor
@@ -239,17 +265,18 @@ class LayerStream:
         slot = self._ahead.popleft() if ahead else self._load(part)
         self._current = slot
         self._next = part + 1 if part + 1 < len(self.streamed) else 0
-        ticket = slot.ticket
-        if ticket is None:
+        load = slot.load
+        if load is None:
             return slot
         self.total_access += 1
         if ahead and not slot.status.any():  # all are there, all OK
             self.prefetch_hit += 1
+            self.flights.ended(load)
         else:
             started = time.perf_counter_ns()
-            settle(self.namespace, ticket, slot.requests, "read")
+            self.flights.settle(load, "read")
             self.wait_ns += time.perf_counter_ns() - started
-        slot.ticket = None
+        slot.load = None
         return slot
 
     def _load(self, part: int) -> Slot:
@@ -260,10 +287,10 @@ class LayerStream:
         slot.part = part
         blocks = self.lengths[self.streamed[part]] // self.plan.block_tokens
         if blocks == 0:
-            slot.ticket = None
+            slot.load = None
             return slot
         if blocks > self.committed:
-            self._finish_commit()
+            self.finish_commit()
         share = self.plan.share_bytes
         if self._rows is not None:
             requests = self._gather(slot.buffer.offset, self.plan.capacity_tokens, 0, blocks)
@@ -274,7 +301,7 @@ class LayerStream:
                 slot.use(slot.loads[:blocks], blocks)
             slot.value_offset[: self.borrowed] = self.streamed[part] * share
             slot.value_offset[self.borrowed :] = part * share
-        slot.ticket = self.namespace.submit(slot.requests)
+        slot.load = self.flights.send(slot.requests)
         self.read_bytes += blocks * share
         return slot
 
@@ -297,20 +324,28 @@ class LayerStream:
         """Forgets loads under way, once they have ended."""
         while self._ahead:
             slot = self._ahead[0]
-            if slot.ticket is not None:
-                await_end(self.namespace, slot.ticket, "reading ahead")
-                slot.ticket = None
+            if slot.load is not None:
+                self.flights.await_end(slot.load, "reading ahead")
+                slot.load = None
             self._free.append(self._ahead.popleft())
 
     def _idle(self) -> None:
         """Nothing is in flight, every slot is free."""
-        if self._current is not None:
-            self._free.append(self._current)
-            self._current = None
-        self._drop_ahead()
-        self._next = 0
+        self._unsettled = True
         for slot in self.slots:
             self._settle_writes(slot)
+        self._quiesce()
+        self._unsettled = False
+
+    def _quiesce(self) -> None:
+        """Waits for all that is in flight, whatever comes of it. All slots are free then."""
+        self.flights.await_all()
+        for slot in self.slots:
+            slot.load = None
+            slot.writes.clear()
+        free: collections.deque[Slot] = collections.deque(self.slots)
+        ahead: collections.deque[Slot] = collections.deque()
+        self._free, self._ahead, self._current, self._next = free, ahead, None, 0
 
     def _gather(self, offset: int, tokens: int, first: int, end: int) -> Requests:
         """Requests that read the blocks [first, end) row by row, each from the row of its value
@@ -334,26 +369,26 @@ class LayerStream:
 
     # ---- writes
 
-    def write(self, part: int, first: int, end: int, requests: Requests) -> tuple[Ticket, Requests]:
+    def write(self, part: int, first: int, end: int, requests: Requests) -> Batch:
         """Writes part's share of the blocks [first, end), which have become full: requests, which
-        name the memory. What they read must stay as it is until the ticket is done."""
+        name the memory. What they read must stay as it is until the batch has ended."""
         share = self.plan.share_bytes
         if part == 0:
-            self._finish_commit()
+            self.finish_commit()
             self._reserve(first, end)
         requests["handle"] = self._handles[first:end]
         requests["value_offset"] = part * share
-        ticket = self.namespace.submit(requests)
+        batch = self.flights.send(requests)
         if (requests["status"] == Answer.RETRY).any():
             # The commit that follows must find every write on its way.
-            settle(self.namespace, ticket, requests, "write")
+            self.flights.settle(batch, "write")
         self.written_bytes += (end - first) * share
         self._parts_written += 1
         if self._parts_written == len(self.streamed):
             commit = make_requests(end - first, Op.COMMIT)
             commit["handle"] = self._handles[first:end]
-            self._commit = (self.namespace.submit(commit), commit)
-        return ticket, requests
+            self._commit = self.flights.send(commit)
+        return batch
 
     def _reserve(self, first: int, end: int) -> None:
         """Room for the blocks [first, end), all streamed layers."""
@@ -363,23 +398,19 @@ class LayerStream:
         requests["key"] = self.keys[first:end] = self._swap_keys(first, end)
         requests["length"] = len(self.streamed) * plan.share_bytes
         requests["part_count"] = len(self.streamed) * plan.layer_parts
-        ticket = self.namespace.submit(requests)
-        try:
-            settle(self.namespace, ticket, requests, "reserve")
-        finally:
-            taken = requests["status"] == Answer.OK
-            self._handles[first:end] = np.where(taken, requests["handle"], 0)
-            self._reserved = end
-            self._parts_written = 0
+        self._reserved = end
+        self._parts_written = 0
+        self.flights.settle(self.flights.send(requests, reserves=True), "reserve")
+        self._handles[first:end] = requests["handle"]
 
-    def _finish_commit(self) -> None:
+    def finish_commit(self) -> None:
         """Waits until the blocks that all layers have written can be read."""
         if self._commit is None:
             return
-        ticket, requests = self._commit
-        settle(self.namespace, ticket, requests, "commit")
-        self._commit = None
+        self.flights.settle(self._commit, "commit")
         self.publish(self.committed, self._reserved)
+        self.flights.reserved.clear()
+        self._commit = None
 
     def publish(self, first: int, end: int) -> None:
         """The blocks [first, end) are stored under `keys`: loads ask for them from now on."""
@@ -390,8 +421,8 @@ class LayerStream:
         self.committed = self._reserved = end
 
     def _settle_writes(self, slot: Slot) -> None:
-        for ticket, requests in slot.writes:
-            settle(self.namespace, ticket, requests, "write")
+        for batch in slot.writes:
+            self.flights.settle(batch, "write")
         slot.writes.clear()
 
     def _swap_keys(self, first: int, end: int) -> KeyArray:
@@ -402,21 +433,28 @@ class LayerStream:
 
     # ---- lease
 
-    def borrow(self, lease: Lease, blocks: int) -> None:
+    def borrow(self, blocks: int) -> None:
         """The leading blocks are entries of a stored prefix, kept by the lease."""
-        self.borrowed = blocks
-        self._lease = lease
-        self._lease_until = time.monotonic() + LEASE_RENEW_S
+        until = time.monotonic() + LEASE_RENEW_S
+        self.borrowed, self._lease_until = blocks, until
 
     def _renew_lease(self) -> None:
-        lease = self.namespace.lease(self.keys[: self.borrowed], LEASE_S)
-        self._end_lease()
-        self.borrow(lease, self.borrowed)
+        earlier = self.lease
+        self.lease = self.namespace.lease(self.keys[: self.borrowed], LEASE_S)
+        self.borrow(self.borrowed)
+        if earlier is not None:
+            earlier.release()
 
-    def _end_lease(self) -> None:
-        if self._lease is not None:
-            self._lease.release()
-            self._lease = None
+    def end_lease(self) -> None:
+        """Entries that it kept may be evicted."""
+        if self.lease is not None:
+            self.lease.release()
+            self.lease = None
+
+    def _forget_blocks(self) -> None:
+        """No block is read from the namespace any more."""
+        self.end_lease()
+        self.committed = self._reserved = self.borrowed = 0
 
 
 def check_pool(namespace: Namespace, plan: StreamPlan) -> None:

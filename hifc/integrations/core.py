@@ -3,12 +3,14 @@
 looks at them, and what a model's configuration tells about its KV.
 
 A core outlives its cache where requests are in flight: finalizers must not wait, so a dropped
-stream is closed by whoever opens the next one.
+stream is closed by whoever opens the next one. So is one whose finalizer, or whose close, was
+interrupted by an exception of a signal handler.
 """
 
 from __future__ import annotations
 
-import collections
+import threading
+import weakref
 from typing import Any, NoReturn
 
 import torch
@@ -22,9 +24,6 @@ from hifc.stream_edits import KVStream
 
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 LAYOUT = "layer-major [layer][K|V][head][token][dim]"
-
-# Streams whose cache was dropped while requests were in flight.
-_orphans: collections.deque[KVStream] = collections.deque()
 
 
 class Core:
@@ -56,7 +55,7 @@ class Core:
     def open(self, shape: KVShape, dtype: torch.dtype) -> KVStream:
         """The stream for a batch of that shape; a new one if it is another shape."""
         stream = self.stream
-        if stream is not None:
+        if stream is not None and not stream.closed:
             if stream.plan.shape == shape and stream.dtype == dtype:
                 return stream
             if stream.lengths[0]:
@@ -65,11 +64,11 @@ class Core:
                     f"in {DTYPES[stream.dtype]}, now {shape.rows} rows in {DTYPES[dtype]} came: "
                     "call reset() first (a loaded prefix serves one row, no beams)"
                 )
-            self.close()
+        self.close()
         if self.closed:
             raise InvalidRequest("this cache is closed: make a new one")
         plan = self.plan(shape)
-        reap_orphans(wait=True)
+        close_dropped(self.namespace)
         scheme = KeyScheme(
             **self.scheme, dtype=DTYPES[dtype], layout=self.layout, block_tokens=plan.block_tokens
         )
@@ -85,30 +84,63 @@ class Core:
 
     def close(self) -> None:
         """Deletes what is on the device, gives the memory back."""
-        self.totals = self.count()
-        stream, self.stream = self.stream, None
-        if stream is not None:
-            stream.close()
-
-    def abandon(self) -> None:
-        """The cache was dropped. Finalizers must not wait, so somebody else may have to."""
-        stream, self.stream = self.stream, None
-        if stream is not None:
-            _orphans.append(stream)
-            reap_orphans(wait=False)
-
-
-def reap_orphans(wait: bool) -> None:
-    """Closes streams whose cache was dropped; without wait only those with nothing in flight."""
-    for _ in range(len(_orphans)):
-        try:
-            stream = _orphans.popleft()
-        except IndexError:
+        stream = self.stream
+        if stream is None:
             return
-        if wait or stream.namespace.closed or all(ticket.done() for ticket in stream.in_flight()):
+        try:
             stream.close()
-        else:
-            _orphans.append(stream)
+        finally:
+            if stream.closed:
+                totals = self.count()
+                self.totals, self.stream = totals, None
+
+    def is_idle(self) -> bool:
+        """Whether close would not wait for a device."""
+        stream = self.stream
+        return stream is None or stream.namespace.closed or stream.flights.done()
+
+
+class _Watched(weakref.ref[Any]):
+    """A cache, for as long as its core is not closed."""
+
+    __slots__ = ("core",)
+    core: Core
+
+
+_watched: set[_Watched] = set()
+# Which thread closes the core of a dropped cache. One that was interrupted does so when it comes
+# again.
+_closing: dict[_Watched, int] = {}
+
+
+def close_when_dropped(cache: object, core: Core) -> None:
+    """Closes the core of a cache that nobody uses any more: at once if nothing is in flight, and
+    otherwise before the next stream opens."""
+    watched = _Watched(cache, _dropped)
+    watched.core = core
+    _watched.add(watched)
+
+
+def close_dropped(namespace: Namespace) -> None:
+    """Closes the cores of all caches that were dropped; waits for those in that namespace only."""
+    for watched in list(_watched):
+        core = watched.core
+        if watched() is None and (core.namespace is namespace or core.is_idle()):
+            _close_once(watched)
+
+
+def _dropped(watched: _Watched) -> None:
+    if watched.core.is_idle():
+        _close_once(watched)
+
+
+def _close_once(watched: _Watched) -> None:
+    """Listed until it is done, so that nothing is lost where an exception comes before."""
+    thread = threading.get_ident()
+    if _closing.setdefault(watched, thread) == thread:
+        watched.core.close()
+        _watched.discard(watched)
+        _closing.pop(watched, None)
 
 
 class HiFCLayer(CacheLayerMixin):  # type: ignore[misc]

@@ -12,7 +12,6 @@ dtype, attention function and batch. A cache serves one generate at a time, as a
 from __future__ import annotations
 
 import time
-import weakref
 from typing import Any, NoReturn
 
 import numpy as np
@@ -24,7 +23,14 @@ from hifc.blocks import KeyScheme
 from hifc.checking import flag, whole
 from hifc.errors import ConfigError, InvalidRequest, NotSupported
 from hifc.integrations import attention as _registered  # noqa: F401 "hifc_sparse" is known then
-from hifc.integrations.core import DTYPES, Core, HiFCLayer, dtype_of, kv_shape
+from hifc.integrations.core import (
+    DTYPES,
+    Core,
+    HiFCLayer,
+    close_when_dropped,
+    dtype_of,
+    kv_shape,
+)
 from hifc.integrations.identity import identity_of, plain
 from hifc.layer_plan import RESIDENT_RATIO, SLOTS, KVShape, StreamPlan
 from hifc.metrics import Metrics
@@ -98,7 +104,7 @@ class HiFCCache(Cache):  # type: ignore[misc]
             load_or_recompute = LoadOrRecompute(load_or_recompute, self.metrics)
         self._watch = Watch(load_or_recompute)
         super().__init__(layers=[HiFCLayer(self._core, i) for i in range(self._shape.layers)])
-        weakref.finalize(self, self._core.abandon)
+        close_when_dropped(self, self._core)
 
     # ---- what a model and generate call
 
@@ -150,12 +156,14 @@ class HiFCCache(Cache):  # type: ignore[misc]
             )
         if self._core.stream is not None and tokens_to_remove < 0:
             self._watch.forget()
-            self._core.stream.crop(-tokens_to_remove)
-            if self._prompt is not None and self.get_seq_length() < len(self._prompt):
+            left = self.get_seq_length() + tokens_to_remove
+            if self._prompt is not None and left < len(self._prompt):
                 self._prompt = None  # other tokens may follow
+            self._core.stream.crop(-tokens_to_remove)
 
     def reset(self) -> None:
-        """Empty, as new. Memory is kept for the next run."""
+        """Empty, as new. Memory is kept for the next run. It mends a cache whatever it was
+        interrupted in, and can be repeated."""
         self._watch.forget()
         try:
             self._save_prompt()
@@ -198,6 +206,7 @@ class HiFCCache(Cache):  # type: ignore[misc]
         0 if there is none, or if computing it is expected to be faster (see `last_decision`). Give
         generate the whole prompt all the same."""
         tokens = token_array(token_ids)
+        self._prompt = None
         found = prefix.load(self._identified(), tokens, self._watch)
         self._prompt = tokens
         self._count()
@@ -253,17 +262,21 @@ class HiFCCache(Cache):  # type: ignore[misc]
         stream = self._core.stream
         started = time.perf_counter()
         if stream is not None:
+            stream.check_whole()
             for _ in stream.each_layer():
                 pass
         return time.perf_counter() - started
 
     def close(self) -> None:
-        """Deletes what is on the device and gives the memory back. Idempotent."""
+        """Deletes what is on the device and gives the memory back. Idempotent; one that was
+        interrupted can be repeated."""
         try:
             self._save_prompt()
         finally:
-            self._core.close()
-            self._core.closed = True
+            try:
+                self._core.close()
+            finally:
+                self._core.closed = self._core.stream is None
 
     def __repr__(self) -> str:
         return f"<HiFCCache {self.get_seq_length()} tokens, {self.plan.describe()}>"

@@ -274,9 +274,13 @@ class _Job:
             self._count(found, owner)
             return stages
         finally:
-            owner.reset()
-            owner.forget_prefix(self.prompt)
-            owner.close()
+            try:
+                owner.reset()
+            finally:
+                try:
+                    owner.forget_prefix(self.prompt)
+                finally:
+                    owner.close()
 
     def _continue(self, cache: Any, reference: Any, loaded: int) -> list[Stage]:
         title = f"from the stored prefix of {loaded} tokens"
