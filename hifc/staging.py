@@ -6,16 +6,18 @@ memory of a device behind a PCI BAR, a second pool that the drive reads and writ
 host memory sees none of it; a fixed one, since only registered memory can be reached. `auto` takes
 the best that works for a GPU that the process uses already, and says in `reason` what it passed
 over; a kind asked for by name is taken or raises. Any thread; numbers as of docs/devices.md.
+
+An exception of a signal handler may come after any call: closing undoes what was begun, and what is
+taken of a pool is what arrays are over that live, not what was counted.
 """
 
 from __future__ import annotations
 
-import bisect
-import collections
 import contextlib
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hifc import cuda
 from hifc.bar import MAP_BYTES, BarMemory, BarProvider, align_up
@@ -35,6 +37,8 @@ from hifc.units import format_size, page_up
 
 if TYPE_CHECKING:
     from hifc.handle import Handle
+
+T = TypeVar("T")
 
 KINDS = ("auto", "gpu", "pinned", "host")
 # Schemes of devices whose transfers may go to a BAR: a drive by DMA, memory by the CPU's copy. The
@@ -101,23 +105,35 @@ class PinnedStaging(Staging):
 
     def __init__(self, handle: Handle, reason: str, gpu: cuda.Gpu) -> None:
         super().__init__(handle, reason)
-        self._gpu = gpu
+        self._gpu: cuda.Gpu | None = gpu
+        self._seen_at: int | None = None  # while it is registered
+        handle.before_close.append(self._release)  # whatever comes next
         try:
             self._seen_at = gpu.register(handle.pool_base, handle.pool_size_bytes)
-        except BaseException:
+        except HiFCError:
+            handle.before_close.remove(self._release)
             gpu.close()
             raise
-        handle.before_close.append(self._release)
 
     def gpu_address(self, array: Buffer) -> int:
         """As Staging.gpu_address."""
-        return self._seen_at + self._offset(array)
+        offset = self._offset(array)
+        if self._seen_at is None:
+            return super().gpu_address(array)
+        return self._seen_at + offset
 
     def _release(self) -> None:
+        gpu = self._gpu
+        if gpu is None:
+            return
         try:
-            self._gpu.unregister(self._handle.pool_base)
+            gpu.unregister(self._handle.pool_base)
+        except HiFCError:
+            if self._seen_at is not None:  # otherwise it may never have been registered
+                raise
         finally:
-            self._gpu.close()
+            self._seen_at = self._gpu = None
+            gpu.close()
 
 
 class GpuStaging(Staging):
@@ -128,39 +144,39 @@ class GpuStaging(Staging):
     def __init__(self, handle: Handle, reason: str, bar: BarProvider, size_bytes: int) -> None:
         super().__init__(handle, reason)
         self._name = bar.name
-        memory = bar.map(size_bytes)
+        self._lock = threading.Lock()
+        # Kept until no device knows it: None once closed; arrays keep it longer.
+        self._memory: BarMemory | None = None
+        handle.after_close.append(self._release)
+        self._memory = memory = bar.map(size_bytes)
+        self._extents = Extents(memory.size_bytes)
         try:
             self.pool = handle.add_pool(memory.address, memory.size_bytes, memory.flush)
         except HiFCError as error:
+            self._memory = None
             memory.release()
             raise NotSupported(
                 f"{handle.uri} cannot reach the memory of {bar.name}: {error}; peer to peer needs "
                 "the drive on vfio-pci, behind an IOMMU that is on (hifc-admin doctor), and a "
                 "kernel whose VFIO maps memory of other devices (vfio_iommu_type1)"
             ) from error
-        self._memory: BarMemory | None = memory  # None once closed; arrays keep it longer
-        self._lock = threading.Lock()
-        self._extents = Extents(memory.size_bytes)
-        self._freed: collections.deque[int] = collections.deque()
-        handle.after_close.append(self._release)
 
     def buffer(self, size_bytes: int) -> ByteArray:
         """As Staging.buffer. The CPU reads such memory slowly: leave it to the GPU."""
         size_bytes = whole("size_bytes of a buffer", size_bytes, 1)
         memory = self._memory
-        if memory is None or self._handle.closed:
-            raise ClosedError(f"{self._handle.uri} is closed: no staging is left of it")
+        if self._handle.closed or memory is None:
+            raise ClosedError(f"{self._handle.uri} is closed: open it again with Namespace.open")
         with self._lock:
-            while self._freed:
-                self._extents.give(self._freed.popleft())
-            offset = self._extents.take(page_up(size_bytes))
-        if offset is None:
+            span = self._extents.take(
+                page_up(size_bytes),
+                lambda offset: Span(memory.address + offset, size_bytes, memory),
+            )
+        if span is None:
             raise BufferExhausted(
                 f"no {size_bytes} contiguous bytes left of {format_size(memory.size_bytes)} of "
                 f"staging on {self._name}: drop arrays, or raise swap_buffer_size"
             )
-        span = Span(memory.address + offset, size_bytes, memory)
-        weakref.finalize(span, self._freed.append, offset).atexit = False
         return span.array()
 
     def gpu_address(self, array: Buffer) -> int:
@@ -179,33 +195,37 @@ class GpuStaging(Staging):
 
 
 class Extents:
-    """Free ranges of [0, size_bytes), first fit. No two neighbours are both free."""
+    """Ranges of [0, size_bytes), first fit, each taken for as long as what was made over it lives.
+
+    Nothing is given back: a range is free once nobody has its holder, so that none is lost or free
+    twice, wherever an exception came.
+    """
 
     def __init__(self, size_bytes: int) -> None:
-        self._free = [(0, size_bytes)]  # offset and size, by offset
-        self._taken: dict[int, int] = {}
+        self._size_bytes = size_bytes
+        self._taken: list[_Extent] = []  # by offset
 
-    def take(self, size_bytes: int) -> int | None:
-        """Offset of a range that is free no longer; None where none is large enough."""
-        for index, (offset, room) in enumerate(self._free):
-            if room >= size_bytes:
-                rest = [(offset + size_bytes, room - size_bytes)] if room > size_bytes else []
-                self._free[index : index + 1] = rest
-                self._taken[offset] = size_bytes
-                return offset
-        return None
+    def take(self, size_bytes: int, make: Callable[[int], T]) -> T | None:
+        """What make returns for the offset of a range that was free; None where no range is large
+        enough."""
+        taken = [extent for extent in self._taken if extent.holder() is not None]
+        offset, index = 0, 0
+        for extent in taken:
+            if extent.offset - offset >= size_bytes:
+                break
+            offset, index = extent.offset + extent.size_bytes, index + 1
+        if self._size_bytes - offset < size_bytes:
+            return None
+        holder = make(offset)
+        taken.insert(index, _Extent(offset, size_bytes, weakref.ref(holder)))
+        self._taken = taken
+        return holder
 
-    def give(self, offset: int) -> None:
-        """Frees what take gave."""
-        size = self._taken.pop(offset)
-        index = bisect.bisect(self._free, (offset, 0))
-        if index < len(self._free) and self._free[index][0] == offset + size:
-            size += self._free.pop(index)[1]
-        if index > 0 and sum(self._free[index - 1]) == offset:
-            index -= 1
-            first, before = self._free.pop(index)
-            offset, size = first, before + size
-        self._free.insert(index, (offset, size))
+
+class _Extent(NamedTuple):
+    offset: int
+    size_bytes: int
+    holder: weakref.ref[Any]
 
 
 def check(kind: str, uri: str, bar: BarProvider | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -225,24 +226,38 @@ def test_sizes_that_make_no_sense(ns: Namespace) -> None:
         ns.staging.buffer(0)
 
 
+class Holder:
+    """Of a range."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=60))
 def test_extents_never_overlap_and_lose_nothing(steps: list[tuple[bool, int]]) -> None:
-    extents, taken = Extents(100), dict[int, int]()
+    extents, taken = Extents(100), list[tuple[Holder, int]]()
     for takes, number in steps:
         if takes or not taken:
-            offset = extents.take(number)
-            if offset is None:
+            holder = extents.take(number, Holder)
+            if holder is None:
+                ends = sorted([(0, 0), (100, 100), *((o.offset, o.offset + n) for o, n in taken)])
+                gaps = [start - end for (_, end), (start, _) in itertools.pairwise(ends)]
+                assert max(gaps) < number, "there was room"
                 continue
+            offset = holder.offset
             assert offset + number <= 100
-            assert all(offset + number <= at or at + size <= offset for at, size in taken.items())
-            taken[offset] = number
+            assert all(
+                offset + number <= one.offset or one.offset + size <= offset for one, size in taken
+            )
+            taken.append((holder, number))
         else:
-            offset = sorted(taken)[number % len(taken)]
-            del taken[offset]
-            extents.give(offset)
-    for offset in taken:
-        extents.give(offset)
-    assert extents.take(100) == 0
+            del taken[number % len(taken)]
+            holder = None
+    taken.clear()
+    holder = None
+    whole = extents.take(100, Holder)
+    assert whole is not None
+    assert whole.offset == 0
 
 
 # ---- the choice
