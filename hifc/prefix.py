@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hifc.blocks import BlockKeys
-from hifc.errors import NoSpace, WaitTimeout
+from hifc.errors import InvalidRequest, NoSpace, WaitTimeout
 from hifc.layer_plan import round_up
 from hifc.recompute import Watch
 from hifc.request import Answer, KeyArray, Op, make_requests

@@ -6,8 +6,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from interrupts import each_place
 
-from hifc import ConfigError, Metrics
+from hifc import ConfigError, Metrics, cost_model
 from hifc.cost_model import CLASS_SAMPLES, CLASSES_MAX, CostModel
 from hifc.recompute import ERRORS_KEPT, PROBE_EVERY, LoadOrRecompute, Watch
 
@@ -110,6 +111,23 @@ def test_no_prediction_is_negative() -> None:
         predicted = model.predict(rng.randrange(2, 9000), rng.randrange(9000))
         assert predicted is not None
         assert predicted >= 0
+
+
+def test_an_exception_anywhere_leaves_what_was_learned() -> None:
+    def terms(n: float, _c: float) -> tuple[float, float]:
+        return n, 1.0
+
+    model = CostModel(terms)
+    lengths = iter(range(100))
+
+    def add() -> None:
+        model.add(1 << next(lengths), 0, 1.0)  # a class of its own
+
+    def check(_where: str) -> None:
+        assert (model.predict(1, 0) is None) == (len(model) == 0)
+
+    assert each_place(add, check, only=(cost_model.__file__,)) > 3
+    assert model.predict(1, 0) is not None
 
 
 def test_a_clock_that_stands_still_teaches_nothing() -> None:
