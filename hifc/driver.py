@@ -50,7 +50,7 @@ from hifc.layouts import (
     Trace,
 )
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 # What hifc_sizeof() must say; a struct that it does not know counts as a mismatch.
 _SIZES: dict[str, int] = {

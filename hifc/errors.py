@@ -155,6 +155,7 @@ class Detail:
     opcode: int = 0
     lba: int = 0
     blocks: int = 0
+    checksums: tuple[int, int] | None = None  # expected and found
     message: str = ""
 
 
@@ -164,12 +165,6 @@ def _name(code: int) -> str:
 
 def _holders(message: str) -> tuple[int, ...]:
     return tuple(int(pid) for pid in re.findall(r"\b(?:pid|process)\s*[:=]?\s*(\d+)", message))
-
-
-def _checksums(message: str) -> tuple[int | None, int | None]:
-    """Expected and found checksum, where the message carries them."""
-    found = re.search(r"expected\s+(0x[0-9a-fA-F]+).*?found\s+(0x[0-9a-fA-F]+)", message)
-    return (int(found[1], 16), int(found[2], 16)) if found else (None, None)
 
 
 def error_of(code: int, detail: Detail | None, *, doing: str, where: str = "") -> HiFCError:
@@ -200,7 +195,7 @@ def _classify(code: int, known: Detail, message: str, doing: str, where: str) ->
                 blocks=known.blocks,
             )
         case errno.EBADMSG:
-            expected, found = _checksums(known.message)
+            expected, found = known.checksums or (None, None)
             return CorruptionError(message, what=doing, where=where, expected=expected, found=found)
         case errno.ENOSPC:
             return NoSpace(message)

@@ -110,11 +110,13 @@ class Error(Structure):
         ("sct", c_uint8),
         ("sc", c_uint8),
         ("opcode", c_uint8),
-        ("reserved", c_uint8),
+        ("checksums", c_uint8),
         ("lba", c_uint64),
         ("nlb", c_uint32),
         ("lba_bytes", c_uint32),
-        ("message", c_char * 488),
+        ("expected", c_uint32),
+        ("found", c_uint32),
+        ("message", c_char * 480),
     ]
 
     def detail(self) -> Detail:
@@ -126,6 +128,7 @@ class Error(Structure):
             opcode=self.opcode,
             lba=self.lba,
             blocks=self.nlb,
+            checksums=(self.expected, self.found) if self.checksums else None,
             message=self.message.decode("utf-8", "replace"),
         )
 

@@ -32,7 +32,7 @@
 extern "C" {
 #endif
 
-#define HIFC_ABI_VERSION 1
+#define HIFC_ABI_VERSION 2
 #define HIFC_API __attribute__((visibility("default")))
 
 #define HIFC_PAGE_BYTES 4096u
@@ -104,11 +104,13 @@ struct hifc_error {
     uint8_t sct;       /* NVMe status code type, where a command failed */
     uint8_t sc;        /* NVMe status code */
     uint8_t opcode;    /* NVMe opcode of that command, or of its nearest relative */
-    uint8_t reserved;
+    uint8_t checksums; /* 1: expected and found are known (-EBADMSG) */
     uint64_t lba;      /* first logical block of that command */
     uint32_t nlb;      /* its count of logical blocks */
     uint32_t lba_bytes;
-    char message[488]; /* what failed, where, and what to do; NUL-terminated */
+    uint32_t expected; /* CRC-32C that was stored, of the value or its first part that differs */
+    uint32_t found;    /* and that of the bytes that were read */
+    char message[480]; /* what failed, where, and what to do; NUL-terminated */
 };
 
 /* ---- the library ---------------------------------------------------------------------------- */

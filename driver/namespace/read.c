@@ -331,6 +331,22 @@ int ns_read_start(struct hifc_ns *ns, struct ns_op *op, const struct hifc_req *r
 
 /* ---- completion ----------------------------------------------------------------------------- */
 
+/* The checksums that differ: of the first part where each part was compared, else of the value. */
+static void differing(const struct ns_op *op, struct hifc_error *error)
+{
+    if (op->expected_known && !op->packed) {
+        for (uint32_t i = 0; i < op->parts && !error->checksums; i++) {
+            error->expected = op->expected[i];
+            error->found = op->computed[i];
+            error->checksums = error->expected != error->found;
+        }
+    } else if (op->packed || !op->table_memory) { /* else its table is not what it was */
+        error->expected = op->checksum;
+        error->found = bound(op, raw_of_parts(op->computed, op->parts));
+        error->checksums = 1;
+    }
+}
+
 static void quarantine(struct hifc_ns *ns, const struct ns_op *op, struct hifc_error *error)
 {
     struct hifc_slot *slot = hifc_index_find(ns->index, &op->key);
@@ -341,6 +357,7 @@ static void quarantine(struct hifc_ns *ns, const struct ns_op *op, struct hifc_e
     }
     memset(error, 0, sizeof *error);
     error->code = -EBADMSG;
+    differing(op, error);
     error->lba_bytes = ns->device->geometry.lba_bytes;
     error->lba = op->xfer.offset_bytes / error->lba_bytes;
     error->nlb = (uint32_t)(op->xfer.length_bytes / error->lba_bytes);

@@ -177,6 +177,22 @@ TEST(a_key_whose_value_was_lost_can_be_reserved_again)
     finish();
 }
 
+TEST(a_corrupt_value_names_the_checksums_that_differ)
+{
+    start(HIFC_INLINE);
+    CHECK_EQ(put(1, 30000, 1, HIFC_SWAP), HIFC_OK);
+    CHECK_EQ(put(2, 4000, 1, HIFC_SWAP), HIFC_OK); /* packed */
+    flip_everything();
+    for (uint32_t n = 1; n <= 2; n++) {
+        CHECK_EQ(get(n, 0, n == 1 ? 30000 : 4000), -EBADMSG);
+        CHECK_EQ(error_seen.checksums, 1);
+        CHECK(error_seen.expected != error_seen.found);
+    }
+    hifc_faulty_clear(device);
+    CHECK_EQ(put(1, 30000, 1, HIFC_SWAP), HIFC_OK);
+    CHECK_EQ(hifc_close(ns), 0);
+}
+
 TEST(flipped_swap_bytes_are_an_error_until_deleted)
 {
     start(HIFC_INLINE);

@@ -107,6 +107,17 @@ def test_a_failing_call_raises_with_the_message_of_the_library() -> None:
         lib.hifc_format(b"carrier-pigeon://coop", ctypes.byref(layouts.FormatOpts()))
 
 
+def test_checksums_of_corruption_come_from_the_struct_not_from_its_words() -> None:
+    raw = layouts.Error(code=-errno.EBADMSG, checksums=1, expected=0x12, found=0x34)
+    error = error_of(-errno.EBADMSG, raw.detail(), doing="get")
+    assert isinstance(error, CorruptionError)
+    assert (error.expected, error.found) == (0x12, 0x34)
+    raw.checksums = 0
+    error = error_of(-errno.EBADMSG, raw.detail(), doing="get")
+    assert isinstance(error, CorruptionError)
+    assert (error.expected, error.found) == (None, None)
+
+
 def test_crc32c_is_raw() -> None:
     lib = driver.library()
     assert lib.hifc_crc32c_raw(b"\0" * 64, 64) == 0
