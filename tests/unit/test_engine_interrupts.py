@@ -17,7 +17,7 @@ from engine_loop import EngineLoop, check_accounts, key, pool_bytes, value, vers
 from interrupts import Interrupted, interrupt, unraisable_kept
 
 import hifc.engine
-from hifc import HiFC, HiFCPolicy, KVBlock, Namespace, NoSpace
+from hifc import DeviceError, HiFC, HiFCPolicy, KVBlock, Namespace, NoSpace
 from hifc.codec import TRAILER_BYTES
 from hifc.policy import POLICIES, NativePolicy
 from hifc.ticket import Ticket
@@ -176,7 +176,8 @@ def explore(
 
 def store_target(rig: Rig) -> None:
     rig.version += 1
-    rig.hifc.store(key(TARGET), value(rig.version), sequence=1, depth=3)
+    cls = "reuse" if rig.version % 2 else "swap"
+    rig.hifc.store(key(TARGET), value(rig.version), cls=cls, sequence=1, depth=3)
 
 
 def drop_target(rig: Rig) -> None:
@@ -289,6 +290,7 @@ def test_store(prepare: Callable[[Rig], None], changes: dict[str, Any]) -> None:
         (new, {}),
         (resident, {}),
         (on_flash, {}),
+        (on_flash_and_resident, {}),
         (of_an_earlier_process, {}),
         (in_the_tier, TIER),
         (on_its_way, {}),
@@ -663,6 +665,30 @@ def test_a_value_that_cannot_be_deleted_stays(
             rig.load(number)
         rig.hifc.offload()
     check_accounts(rig.hifc)
+    rig.end()
+
+
+@pytest.mark.parametrize("operation", ["store", "delete"])
+def test_a_delete_that_fails_after_it_was_made(
+    operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig()
+    on_flash_and_resident(rig)
+    delete = rig.hifc.namespace.delete
+
+    def failing(name: bytes) -> bool:
+        assert delete(name)
+        raise DeviceError("the last write was not answered")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.hifc.namespace, "delete", failing)
+        with pytest.raises(DeviceError):
+            if operation == "store":
+                rig.hifc.store(key(TARGET), value(9999))
+            else:
+                rig.hifc.delete(key(TARGET))
+    rig.hifc.offload()
+    rig.load(TARGET)
     rig.end()
 
 
