@@ -445,7 +445,7 @@ def test_a_dry_run_of_format_changes_nothing(admin: Shell, uri: str, path: Path)
     ("words", "expected", "said"),
     [
         (["--segment-size", "3MiB"], Exit.USAGE, "power of two"),
-        (["--segment-size", "64MiB"], Exit.FAILED, "too few"),
+        (["--segment-size", "64MiB"], Exit.USAGE, "too few"),
         (["--label", "x" * 32], Exit.USAGE, "label"),
     ],
 )
