@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from hifc import Answer, HiFCError, Namespace
+from hifc import Answer, HiFC, HiFCError, Namespace
 
 
 class Interrupted(KeyboardInterrupt):
@@ -41,11 +41,12 @@ class Timer:
             self.raised += 1
             raise Interrupted
 
-    def step(self, work: Callable[[], Any]) -> bool:
-        """Runs work. False: it was interrupted."""
+    def step(self, work: Callable[[], Any], longest_s: float = 2e-3) -> bool:
+        """Runs work, and interrupts it after at most longest_s. False: it was interrupted."""
         try:
             self._armed = True
-            signal.setitimer(signal.ITIMER_REAL, self._random.choice([2e-5, 1e-4, 5e-4, 2e-3]))
+            after_s = longest_s * self._random.choice([0.01, 0.05, 0.25, 1.0])
+            signal.setitimer(signal.ITIMER_REAL, after_s)
             work()
         except Interrupted:
             return False
@@ -172,7 +173,82 @@ class NamespaceLoop:
         return left
 
 
+class EngineSignals:
+    """Stores, loads, deletes, attention, offload and sync of an engine."""
+
+    def __init__(self) -> None:
+        from engine_loop import EngineLoop
+
+        device = "ram://signals-engine?size=16MiB"
+        Namespace.format(device, segment_size="256KiB", force=True)
+        self.engine = HiFC(
+            device=device,
+            memory_budget=48 << 10,
+            swap_buffer_size="256KiB",
+            host_tier_bytes=24 << 10,
+            swap_batch_size=2,
+            pool_size="2MiB",
+            owner_socket=False,
+        )
+        self._loop = EngineLoop(self.engine)
+
+    def step(self, timer: Timer) -> None:
+        """Some operations."""
+        timer.step(lambda: self._loop.run(4))
+
+    def end(self) -> dict[str, int]:
+        """Each key is what it may be, the accounts agree, and nothing is left in flight."""
+        self._loop.check()
+        gc.collect()
+        self.engine.namespace.drain()
+        inflight = self.engine.namespace.stats().requests_inflight
+        self.engine.close()
+        return {"engine_operations": self._loop.operations, "inflight": inflight}
+
+
+class CacheSignals:
+    """Forwards, saved and loaded prefixes of a small model."""
+
+    def __init__(self) -> None:
+        import torch
+        from cache_loop import CacheLoop
+
+        torch.set_num_threads(1)
+        device = "ram://signals-cache?size=16MiB"
+        Namespace.format(device, segment_size="512KiB", force=True)
+        self.ns = Namespace.open(device, pool_size="8MiB", owner_socket=False)
+        self._loop = CacheLoop(self.ns)
+        self._rounds = 0
+
+    def step(self, timer: Timer) -> None:
+        """A round; an interrupted one is gone on with, which may be interrupted as well."""
+        if timer.step(self._loop.once, longest_s=0.2):
+            self._rounds += 1
+        else:
+            timer.step(self._loop.go_on, longest_s=0.02)
+
+    def end(self) -> dict[str, int]:
+        """A whole round is exact, and nothing is left of all of them."""
+        self._loop.once()
+        self._loop.close()
+        gc.collect()
+        self.ns.drain()
+        self.ns._handle.collect()
+        stats = self.ns.stats()
+        left = {
+            "rounds": self._rounds,
+            "resets": self._loop.resets,
+            "inflight": stats.requests_inflight,
+            "loans": len(self.ns._handle.loans) + stats.reservations + stats.leases,
+            "entries": stats.entries,
+        }
+        self.ns.close()
+        return left
+
+
 LOOPS: dict[str, Callable[[], Any]] = {
+    "engine": EngineSignals,
+    "cache": CacheSignals,
     "namespace-reactor": lambda: NamespaceLoop("reactor"),
     "namespace-inline": lambda: NamespaceLoop("inline"),
 }

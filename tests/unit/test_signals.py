@@ -43,3 +43,18 @@ def test_a_namespace_under_signals(drive: str) -> None:
     assert counts["loans"] == 0
     assert counts["inflight"] == 0
     assert counts["steps"] > 100
+
+
+def test_an_engine_under_signals() -> None:
+    counts = run("engine", 10_000)
+    assert counts["interrupts"] == 10_000
+    assert counts["inflight"] == 0
+    assert counts["engine_operations"] > 1000
+
+
+def test_a_model_under_signals() -> None:
+    pytest.importorskip("torch")
+    counts = run("cache", 1000)
+    assert counts["interrupts"] == 1000
+    assert counts["inflight"] == counts["loans"] == counts["entries"] == 0
+    assert counts["rounds"] > 0
