@@ -52,8 +52,8 @@ class Calls:
 
     def _lookup(self, names: npt.NDArray[np.uint8], lengths: Any) -> npt.NDArray[np.int32]:
         answers = np.empty(len(names), dtype=np.int32)
-        self._lib.hifc_lookup(
-            self._handle.pointer,
+        self._inside(
+            "hifc_lookup",
             names.ctypes.data,
             len(names),
             answers.ctypes.data,

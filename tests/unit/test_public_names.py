@@ -199,7 +199,9 @@ def test_the_mapping_for_type_checkers_has_the_settings_of_the_configuration() -
             assert hint == int | str, name
         else:
             assert hint.__name__ == field.type, name
-            assert kind.allowed in ("true, false", "a text") or "to" in kind.allowed, name
+            assert (
+                kind.allowed in ("true, false", "a text", "a URI or a path") or "to" in kind.allowed
+            ), name
 
 
 def test_the_options_for_type_checkers_are_those_of_the_cache() -> None:

@@ -21,7 +21,6 @@ from hifc import (
     WaitTimeout,
     make_requests,
 )
-from hifc.calls import Calls
 
 if TYPE_CHECKING:
     from conftest import Opener
@@ -146,7 +145,7 @@ def test_the_error_raised_is_one_of_a_request_of_the_batch(ns: Namespace) -> Non
 def test_result_has_a_time_limit(ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
     ticket = ns.put_many([key(1)], [b"one"])
     with monkeypatch.context() as patch:
-        patch.setattr(ns._handle, "wait", lambda *_arguments: False)
+        patch.setattr(ns._handle.lib, "hifc_ticket_wait", lambda *_arguments: 0)
         with pytest.raises(WaitTimeout, match="wait for the ticket again"):
             ticket.result(0.01)
     assert ticket.result().ok
@@ -159,9 +158,9 @@ def test_prepared_requests_too(ns: Namespace) -> None:
 
 
 def test_no_ticket_left_is_back_pressure(ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(_self: Calls, requests: Any) -> None:
-        requests["status"] = Answer.RETRY
+    def submit(*_arguments: Any) -> int:
+        raise BackPressure("no ticket is free")
 
-    monkeypatch.setattr(Calls, "_start", start)
+    monkeypatch.setattr(ns._handle.lib, "hifc_submit", submit)
     with pytest.raises(BackPressure, match="RETRY"):
         ns.put_many([key(1)], [b"one"]).result()
