@@ -228,3 +228,17 @@ def test_a_look_takes_little_of_the_pool(
     format_at(admin, uri, path)
     admin(words[0], uri, *words[1:])
     assert asked == [scan.LOOK_POOL_BYTES] * 2
+
+
+def test_list_keys_has_a_head_like_other_tables_and_says_when_it_is_empty(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    admin = Shell(capsys)
+    uri = f"file://{tmp_path}/empty?size=16MiB"
+    Namespace.format(uri)
+    assert admin("list-keys", uri) == 0
+    assert admin.out == f"{uri}: it has no entries\n"
+    with Namespace.open(uri) as namespace:
+        namespace.put(b"k" * 16, b"v")
+    assert admin("list-keys", uri) == 0
+    assert admin.out.splitlines()[0].split() == ["KEY", "LENGTH", "PARTS", "CLASS", "HEAT"]

@@ -17,7 +17,7 @@ import pytest
 
 from admin_shell import Shell, code_of
 from hifc.stats import latency_us
-from hifc_admin import live_verbs, owner, prometheus, rates
+from hifc_admin import live_verbs, owner, prometheus, rates, text
 from hifc_admin.result import Exit
 
 ENGINE = """
@@ -263,3 +263,22 @@ def test_latency_within_its_bucket() -> None:
     assert latency_us([0, 0], 0.5) is None
     assert latency_us([10], 1.0) == pytest.approx(2.048)
     assert latency_us([0, 0, 4], 0.5) == pytest.approx(6 * 1.024)
+
+
+def test_what_never_happened_has_no_dash() -> None:
+    """An engine that just began: no get, no poll, no prefetch."""
+    found = rates.between(look(0), look(0, published={"blocks": 0, "hot_ratio": 0.3}), 1.0)
+    shown = "\n".join(rates.lines(found))
+    assert not re.search(r"(?<!\S)-(?!\S)", shown), shown
+    assert "prefetched blocks" not in shown
+    assert re.search(r"^gets +none; ", shown, re.M)
+    assert "30% of blocks kept hot" in shown
+    assert "BYTES/S" in shown
+
+
+def test_rates_and_failures_stand_out() -> None:
+    found = rates.between(look(0), look(1, corrupt_count=3), 1.0)
+    shown = "\n".join(rates.lines(found))
+    assert "\x1b[1;31m3 wrong checksums\x1b[0m" in shown
+    assert "\x1b[1m      90\x1b[0m" in shown, "gets a second"
+    assert "\x1b" not in text.plain(shown)
