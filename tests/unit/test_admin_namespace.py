@@ -170,7 +170,7 @@ def test_console_script(uri: str, path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("formatted ")
     help_text = subprocess.check_output(["hifc-admin", "format", "--help"], text=True, timeout=300)
-    assert "example: hifc-admin format" in help_text
+    assert "example:\n  hifc-admin format" in help_text
 
 
 @pytest.mark.parametrize("uri", ["not a uri", "gopher://x", "file://"])
