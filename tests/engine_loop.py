@@ -88,7 +88,9 @@ def pool_bytes(hifc: HiFC) -> int:
     hifc.namespace.drain()
     blocks = sum(page_up(block.size_bytes) for block in hifc.blocks if block.memory is not None)
     coming = hifc._pending_bytes + hifc.ahead.arena_bytes
-    return hifc.namespace.stats().buffer_used_bytes - blocks - coming
+    handle = hifc.namespace._handle
+    handle.collect()
+    return int(handle.lib.hifc_pool_lent(handle.pointer)) - blocks - coming
 
 
 class EngineLoop:

@@ -6,30 +6,19 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-import below
-import interrupts
 import pytest
 import torch
 from cache_loop import BLOCK_TOKENS, PROMPT, CacheLoop
 from interrupts import interrupt, unraisable_kept
 
-import hifc
 import kv_models as kv
 from hifc import Answer, InvalidRequest, Namespace
 from hifc.integrations.attention import ATTENTION, sparse_attention
 from hifc.integrations.sparse import SparseCache
 from hifc.sparse_plan import SparseSettings, widened
 
-FOLDER = Path(hifc.__file__).parent
-NAMES = (
-    "streaming.py", "stream_", "layer_plan.py", "prefix.py", "sparse", "sketch.py", "heat.py",
-    "mass.py", "prefetch.py", "recompute.py", "cost_model.py", "integrations", "verify",
-)  # fmt: skip
-# The layer below is interrupted where a cache calls it, which is in tests/below.py.
-ONLY = (*(str(FOLDER / name) for name in NAMES), below.__file__)
 LAYERS, HEADS, DIM = 5, 2, 64
 PROMPT_TOKENS, MAX_TOKENS = PROMPT.shape[1], 240
 URI = "ram://stream-interrupts?size=32MiB"
@@ -41,10 +30,7 @@ def network() -> Any:
 
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Namespace]:
-    below.pass_through(monkeypatch)
-    # Finalizers of buffers belong to the layer below.
-    monkeypatch.setattr(interrupts, "LIBRARY", ())
+def memory() -> Iterator[Namespace]:
     gc.collect()
     gc.freeze()  # the collections that follow then look at little
     Namespace.format(URI, segment_size="1MiB", force=True)
@@ -81,7 +67,7 @@ class Bench:
         self.new()
         self.forward(PROMPT_TOKENS)
         self.cache.close()
-        self.before = namespace.stats()
+        self.before = lent_bytes(namespace)
         self.resets = 0
 
     def new(self) -> None:
@@ -139,13 +125,18 @@ class Bench:
         check_nothing_left(self.namespace, self.before)
 
 
-def check_nothing_left(namespace: Namespace, before: Any) -> None:
+def lent_bytes(namespace: Namespace) -> int:
+    """What arrays hold of the pool."""
+    namespace._handle.collect()
+    return int(namespace._handle.lib.hifc_pool_lent(namespace._handle.pointer))
+
+
+def check_nothing_left(namespace: Namespace, before: int) -> None:
     namespace.drain()
     found = namespace.stats()
     assert (found.entries, found.reservations, found.leases) == (0, 0, 0)
     assert found.requests_inflight == 0
-    # The namespace keeps a few pages of its own for later; what a place leaks adds up.
-    assert found.buffer_used_bytes <= before.buffer_used_bytes + 64 * 4096
+    assert lent_bytes(namespace) == before
 
 
 def each(
@@ -159,7 +150,7 @@ def each(
     with unraisable_kept() as kept:
         for place in range(first, 100_000, step):
             prepare()
-            where = interrupt(operation, place, ONLY)
+            where = interrupt(operation, place)
             kept.clear()  # their tracebacks hold what the frames held
             if where is None:
                 check("not interrupted")
@@ -261,13 +252,13 @@ def test_an_interrupted_end_can_be_interrupted_again(memory: Namespace, network:
     with unraisable_kept():
         for place in range(1, 60, 2):
             bench.prompt()
-            interrupt(lambda: bench.forward(30), 10 * place, ONLY)
+            interrupt(lambda: bench.forward(30), 10 * place)
             for again in range(3):
-                interrupt(bench.cache.reset, place + 17 * again, ONLY)
+                interrupt(bench.cache.reset, place + 17 * again)
             bench.check_goes_on((0,))
-            interrupt(lambda: bench.cache.save_prefix(PROMPT[:, :20]), 9 * place, ONLY)
+            interrupt(lambda: bench.cache.save_prefix(PROMPT[:, :20]), 9 * place)
             for again in range(3):
-                interrupt(bench.cache.close, place + 13 * again, ONLY)
+                interrupt(bench.cache.close, place + 13 * again)
             if bench.cache._core.stream is None:
                 bench.new()
             bench.cache.forget_prefix(PROMPT[:, :20])
@@ -322,7 +313,7 @@ class Prefixes(Bench):
         self.prompt()
         self.cache.save_prefix(PROMPT)
         entries = list(namespace.list())
-        self.values = {entry.key: namespace.get(entry.key) for entry in entries}
+        self.values = {entry.key: namespace.get(entry.key).copy() for entry in entries}
         self.values = {
             entry.key: self.values[entry.key] for entry in entries if entry.cls.name == "REUSE"
         }
@@ -537,10 +528,10 @@ def test_an_arena_that_is_widened_goes_on(memory: Namespace) -> None:
 
 def test_the_loop_is_exact(memory: Namespace) -> None:
     loop = CacheLoop(memory)
-    before = memory.stats()
+    before = lent_bytes(memory)
     with unraisable_kept():
         for place in range(1, 60, 2):
-            interrupt(loop.once, 97 * place, ONLY)
+            interrupt(loop.once, 97 * place)
             loop.go_on()
             loop.once()
     assert loop.resets > 0

@@ -24,15 +24,6 @@ from hifc.ticket import Ticket
 from hifc.units import page_up
 
 HOME = Path(hifc.engine.__file__).parent
-# What an engine consists of above the namespace.
-ENGINE = tuple(
-    str(HOME / f"{name}.py")
-    for name in (
-        *("engine", "residency", "blocks", "settled", "policy", "host_tier", "classifier"),
-        *("ahead", "issue", "prefetch", "metrics", "publish", "gauges", "recompute"),
-        *("cost_model", "scoped"),
-    )
-)
 BUDGET = 48 << 10
 TARGET = 0  # the key that operations are about
 OTHERS = range(1, 12)
@@ -113,7 +104,7 @@ class Rig:
             case _:
                 self.fill()
 
-    def settle(self, where: str, allowed: set[int | None], finalized: bool) -> None:
+    def settle(self, where: str, allowed: set[int | None]) -> None:
         """The target has one of the allowed versions by now, the rest is as it was."""
         self.go_on(next(_turns))
         check_accounts(self.hifc)
@@ -129,8 +120,7 @@ class Rig:
         if taken > self.pool_bytes:
             gc.collect()
             taken = pool_bytes(self.hifc)
-        # The finalizer of a buffer that was cut short is below the engine.
-        assert finalized or taken <= self.pool_bytes, where
+        assert taken <= self.pool_bytes, where
         self.pool_bytes = taken
 
     def end(self) -> None:
@@ -157,8 +147,8 @@ def explore(
     for place in itertools.count(1, step):
         prepare()
         old = rig.known.get(TARGET)
-        with unraisable_kept() as kept:
-            where = interrupt(operation, place, ENGINE)
+        with unraisable_kept():
+            where = interrupt(operation, place)
         if where is None:
             rig.known[TARGET] = version_of(rig.hifc.load(key(TARGET)))
             return place - 1
@@ -167,7 +157,7 @@ def explore(
             allowed |= {rig.version, None}
         elif target == "deleted":
             allowed |= {None}
-        rig.settle(where, allowed, bool(kept))
+        rig.settle(where, allowed)
     raise AssertionError("unreachable")
 
 
@@ -372,7 +362,7 @@ def test_recovery_itself() -> None:
     def prepare() -> None:
         resident(rig)
         expected(rig)
-        interrupt(lambda: rig.hifc.load(key(TARGET)), 30, ENGINE)
+        interrupt(lambda: rig.hifc.load(key(TARGET)), 30)
         assert rig.hifc._settled.broken
 
     explore(rig, prepare, lambda: key(TARGET) in rig.hifc)
@@ -394,7 +384,7 @@ def test_close(tier: dict[str, Any]) -> None:
             engine.store(key(50), value(1))
             engine.prefetch([key(51)])
             with unraisable_kept():
-                where = interrupt(engine.close, place, ENGINE)
+                where = interrupt(engine.close, place)
             engine.close()
             assert engine.namespace.closed
         with HiFC(settings(device=device)) as engine:
@@ -428,7 +418,7 @@ def test_an_engine_that_is_interrupted_as_it_opens() -> None:
     config = settings()
     for place in itertools.count(1, 5):
         with unraisable_kept():
-            where = interrupt(lambda: HiFC(config).close(), place, ENGINE)
+            where = interrupt(lambda: HiFC(config).close(), place)
         gc.collect()
         HiFC(config).close()
         if where is None:
@@ -732,7 +722,7 @@ def test_a_loop_that_is_interrupted_again_and_again(looped: EngineLoop) -> None:
     places = itertools.cycle([3, 1117, 59, 2311, 401, 7, 5003, 89])
     for round_, place in zip(range(300), places, strict=False):
         with unraisable_kept():
-            interrupt(lambda: looped.run(60), place + 13 * round_, ENGINE)
+            interrupt(lambda: looped.run(60), place + 13 * round_)
         if round_ % 10 == 0:
             looped.check()
     looped.check()

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import below
 import interrupts
 import pytest
 from conftest import Opener
@@ -22,14 +21,11 @@ import hifc
 from hifc import Namespace, staging
 from hifc.errors import HiFCError
 
-ONLY = (str(Path(hifc.__file__).parent / "staging.py"), below.__file__)
+FILES = tuple(str(path) for path in Path(hifc.__file__).parent.rglob("*.py"))
 
 
 @pytest.fixture
-def bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBar]:
-    # Locks and finalizers that the layer below uses are interrupted in tests of that.
-    monkeypatch.setattr(interrupts, "LIBRARY", ())
-    below.pass_through(monkeypatch)
+def bar(tmp_path: Path) -> Iterator[FakeBar]:
     gc.collect()
     gc.freeze()
     with unraisable_kept():
@@ -54,11 +50,17 @@ def _check_whole(ram: Opener, bar: FakeBar) -> None:
     assert not bar.enabled
 
 
-def test_attaching_memory_of_a_device(ram: Opener, bar: FakeBar) -> None:
+def test_attaching_memory_of_a_device(
+    ram: Opener, bar: FakeBar, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def attach() -> None:
         _open(ram, bar).close()
 
-    assert each_place(attach, lambda _where: _check_whole(ram, bar), only=ONLY) > 10
+    # Not in what maps the memory of a device, and unmaps it in a finalizer: that is not safe at
+    # every instruction yet. A mapping that is lost there stays until the process ends.
+    monkeypatch.setattr(interrupts, "LIBRARY", ())
+    only = tuple(name for name in FILES if not name.endswith(("/bar.py", "/driver.py")))
+    assert each_place(attach, lambda _where: _check_whole(ram, bar), only=only) > 100
 
 
 def test_a_buffer_is_had_or_its_room_is_free(ram: Opener, bar: FakeBar) -> None:
@@ -76,7 +78,7 @@ def test_a_buffer_is_had_or_its_room_is_free(ram: Opener, bar: FakeBar) -> None:
             halves[1][:] = 2
             assert (halves[0] == 1).all()
 
-        assert each_place(take, check, only=ONLY) > 8
+        assert each_place(take, check) > 8
         kept.clear()
     gc.collect()
     assert not bar.enabled
@@ -103,7 +105,7 @@ def test_closing_while_an_array_lives(ram: Opener, bar: FakeBar) -> None:
         opened[0].close()
 
     prepare()
-    assert each_place(close, check, only=ONLY) >= 1
+    assert each_place(close, check) >= 1
     opened[0].close()
 
 
@@ -152,4 +154,4 @@ def test_pinning_the_pool(bar: FakeBar, refuses: bool) -> None:
         assert gpu.registered == 0
         assert gpu.contexts == 0 or not handle.before_close, where
 
-    assert each_place(pin, check, only=ONLY) >= 4
+    assert each_place(pin, check) >= 4
