@@ -228,8 +228,8 @@ def test_a_tier_larger_than_the_pool_is_written_through_the_gate(
             if i == 20:
                 hifc.observe_attention(np.ones((4, 21), np.float32), keys[:21])
         hifc.sync()
-        gate = 1 << 20
-        assert hifc.metrics["swap_batches"] <= 2 + 400 * (64 << 10) / gate
+        # The gate holds 16 of them; some submissions more where the device answers Retry.
+        assert hifc.metrics["swap_batches"] < 400 / 4
         assert all(hifc.namespace.exists(name) for name in keys)
     with HiFC(config) as hifc:
         for i in range(0, 400, 7):
