@@ -8,6 +8,7 @@
 #define _GNU_SOURCE /* strerror_r that returns the text */
 #include "error.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -237,8 +238,11 @@ void hifc_error_fill_command(struct hifc_error *error, int code, uint8_t sct, ui
     } else {
         snprintf(cause, sizeof(cause), "%s", strerror_r(-code, buffer, sizeof(buffer)));
     }
-    snprintf(error->message, sizeof(error->message), "%.120s: %s%s failed: %s; %s",
-             device_uri ? device_uri : "device", opcode_text(opcode), place, cause,
+    int used = snprintf(error->message, sizeof(error->message), "%.120s: %s%s failed: %s; ",
+                        device_uri ? device_uri : "device", opcode_text(opcode), place, cause);
+    error->fix_at = (uint32_t)used;
+    assert(error->fix_at < sizeof(error->message));
+    snprintf(error->message + used, sizeof(error->message) - (size_t)used, "%s",
              advice(code, sct, sc));
 }
 
@@ -249,16 +253,59 @@ int hifc_fail_command(int code, uint8_t sct, uint8_t sc, uint8_t opcode, uint64_
     return code;
 }
 
+/* How many bytes a message has before what to do begins, 0 where format says nothing of it. */
+static uint32_t fix_at(const char *format, size_t message_bytes, va_list arguments)
+{
+    char before[sizeof(last_error.message)];
+    const char *semicolon = NULL;
+    for (const char *next = format; (next = strstr(next, "; ")); next++) {
+        semicolon = next;
+    }
+    if (!semicolon || (size_t)(semicolon - format) >= sizeof(before)) {
+        return 0;
+    }
+    snprintf(before, sizeof(before), "%.*s", (int)(semicolon - format), format);
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral" /* a start of what hifc_fail had checked */
+    int used = vsnprintf(NULL, 0, before, arguments);
+#pragma GCC diagnostic pop
+    bool fits = used >= 0 && (size_t)used + 2 < message_bytes;
+    return fits ? (uint32_t)used + 2 : 0;
+}
+
+/* An argument may point into an error that will be replaced by the one that is returned. */
+static struct hifc_error error_build(int code, const char *format, va_list arguments)
+{
+    struct hifc_error error = {.code = code};
+    va_list again;
+    va_copy(again, arguments);
+    vsnprintf(error.message, sizeof(error.message), format, arguments);
+    error.fix_at = fix_at(format, strlen(error.message), again);
+    va_end(again);
+    return error;
+}
+
 int hifc_fail(int code, const char *format, ...)
 {
-    /* An argument may point into the error that is being replaced, so it is built aside. */
-    struct hifc_error error = {.code = code};
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(error.message, sizeof(error.message), format, arguments);
+    last_error = error_build(code, format, arguments);
     va_end(arguments);
-    last_error = error;
     return code;
+}
+
+void hifc_error_fill(struct hifc_error *error, int code, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    *error = error_build(code, format, arguments);
+    va_end(arguments);
+}
+
+void hifc_error_holders(const int32_t *pids, uint32_t count)
+{
+    last_error.holder_count = count < HIFC_ERROR_HOLDERS_MAX ? count : HIFC_ERROR_HOLDERS_MAX;
+    memcpy(last_error.holders, pids, last_error.holder_count * sizeof(*pids));
 }
 
 int hifc_fail_thread(int error, const char *what)

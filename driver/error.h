@@ -13,12 +13,15 @@
 
 #include "hifc.h"
 
-/* Records the error and returns code (negative). */
+/* Records the error and returns code (negative). What to do about it stands behind the last "; " of
+ * the format (not of what is printed: an argument may hold anything). */
 int hifc_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The same for a command that the device failed: code, the NVMe status and the place. */
 int hifc_fail_command(int code, uint8_t sct, uint8_t sc, uint8_t opcode, uint64_t lba,
                       uint32_t nlb, uint32_t lba_bytes, const char *device_uri);
 /* Fills an error without touching the thread's own. */
+void hifc_error_fill(struct hifc_error *error, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 void hifc_error_fill_command(struct hifc_error *error, int code, uint8_t sct, uint8_t sc,
                              uint8_t opcode, uint64_t lba, uint32_t nlb, uint32_t lba_bytes,
                              const char *device_uri);
@@ -28,6 +31,8 @@ const char *hifc_nvme_status_text(uint8_t sct, uint8_t sc);
  * named with what raises it, never passed on as EAGAIN, which would read as "try again". */
 int hifc_fail_thread(int error, const char *what);
 int hifc_fail_eventfd(int error, const char *what);
+/* Adds who owns the device to the thread's last error. */
+void hifc_error_holders(const int32_t *pids, uint32_t count);
 void hifc_error_copy(struct hifc_error *out);        /* the thread's last error */
 void hifc_error_adopt(const struct hifc_error *from); /* makes it the thread's last error */
 

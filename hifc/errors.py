@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from dataclasses import dataclass
 
 # NVMe opcodes of the NVM command set that HiFC sends.
@@ -157,14 +156,12 @@ class Detail:
     blocks: int = 0
     checksums: tuple[int, int] | None = None  # expected and found
     message: str = ""
+    fix: str = ""  # the end of message that says what to do
+    holders: tuple[int, ...] = ()  # process ids
 
 
 def _name(code: int) -> str:
     return errno.errorcode.get(-code, str(code))
-
-
-def _holders(message: str) -> tuple[int, ...]:
-    return tuple(int(pid) for pid in re.findall(r"\b(?:pid|process)\s*[:=]?\s*(\d+)", message))
 
 
 def error_of(code: int, detail: Detail | None, *, doing: str, where: str = "") -> HiFCError:
@@ -177,8 +174,7 @@ def error_of(code: int, detail: Detail | None, *, doing: str, where: str = "") -
     text = known.message or os.strerror(-code)
     error = _classify(code, known, f"{doing}{place}: {text} [{_name(code)}]", doing, where)
     error.code = code
-    # The driver says what failed, then what to do; names and what SPDK said may hold "; ".
-    error.fix = known.message.rpartition("; ")[2] if "; " in known.message else error.fix
+    error.fix = known.fix or error.fix
     return error
 
 
@@ -200,7 +196,7 @@ def _classify(code: int, known: Detail, message: str, doing: str, where: str) ->
         case errno.ENOSPC:
             return NoSpace(message)
         case errno.EBUSY:
-            return DeviceBusy(message, holders=_holders(known.message))
+            return DeviceBusy(message, holders=known.holders)
         case errno.EPERM | errno.EACCES:
             return NotPermitted(message)
         case errno.EROFS:

@@ -116,11 +116,15 @@ class Error(Structure):
         ("lba_bytes", c_uint32),
         ("expected", c_uint32),
         ("found", c_uint32),
+        ("fix_at", c_uint32),
+        ("holder_count", c_uint32),
+        ("holders", c_int32 * 8),
         ("message", c_char * 480),
     ]
 
     def detail(self) -> Detail:
         """The same as a plain value."""
+        message: bytes = self.message
         return Detail(
             code=self.code,
             sct=self.sct,
@@ -129,7 +133,9 @@ class Error(Structure):
             lba=self.lba,
             blocks=self.nlb,
             checksums=(self.expected, self.found) if self.checksums else None,
-            message=self.message.decode("utf-8", "replace"),
+            message=message.decode("utf-8", "replace"),
+            fix=message[self.fix_at :].decode("utf-8", "replace") if self.fix_at else "",
+            holders=tuple(self.holders[: self.holder_count]),
         )
 
 

@@ -28,6 +28,8 @@
 
 struct holders {
     char text[160]; /* "pid 12 (python3), pid 13 (hifc-admin)" */
+    int32_t pids[HIFC_ERROR_HOLDERS_MAX];
+    uint32_t count; /* of pids */
     bool self;
     bool alive; /* at least one runs */
     bool dead;  /* at least one is gone */
@@ -60,6 +62,9 @@ static void add_holder(struct holders *holders, long pid)
     size_t used = strlen(holders->text);
     snprintf(holder, sizeof(holder), "%spid %ld (%s)", used ? ", " : "", pid, comm);
     strncat(holders->text, holder, sizeof(holders->text) - used - 1);
+    if (holders->count < HIFC_ERROR_HOLDERS_MAX) {
+        holders->pids[holders->count++] = (int32_t)pid;
+    }
     holders->self |= pid == getpid();
     holders->alive |= alive;
     holders->dead |= !alive;
@@ -121,7 +126,9 @@ int hifc_lock_take(int fd, bool shared, const char *what)
                        : holders.dead && !holders.alive ? LOCK_WAIT_DEAD_MS
                                                         : LOCK_WAIT_MS;
         if (waited_ms >= bound_ms) {
-            return fail_busy(&holders, what);
+            int rc = fail_busy(&holders, what);
+            hifc_error_holders(holders.pids, holders.count);
+            return rc;
         }
         nanosleep(&(struct timespec){.tv_nsec = LOCK_RETRY_MS * 1000000l}, NULL);
     }

@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "device/command.h"
 #include "device/device.h"
@@ -124,8 +125,10 @@ static int image_take_named(const char *name, uint64_t size_bytes, bool read_onl
                          (unsigned long long)size_bytes);
     }
     if (image->writer || (!read_only && image->readers)) {
-        return hifc_fail(-EBUSY, "ram://%s: this process has it open already; close that one first "
-                         "(one writer, or several read-only)", name);
+        int rc = hifc_fail(-EBUSY, "ram://%s: this process has it open already; close that one "
+                           "first (one writer, or several read-only)", name);
+        hifc_error_holders(&(int32_t){getpid()}, 1);
+        return rc;
     }
     image->writer = !read_only;
     image->readers += read_only;

@@ -99,6 +99,7 @@ struct hifc_req {
                                  answers -EMSGSIZE, with value_length set */
 };
 
+#define HIFC_ERROR_HOLDERS_MAX 8
 struct hifc_error {
     int32_t code;      /* negative errno */
     uint8_t sct;       /* NVMe status code type, where a command failed */
@@ -110,6 +111,9 @@ struct hifc_error {
     uint32_t lba_bytes;
     uint32_t expected; /* CRC-32C that was stored, of the value or its first part that differs */
     uint32_t found;    /* and that of the bytes that were read */
+    uint32_t fix_at;   /* where in message it begins to say what to do; 0: it does not */
+    uint32_t holder_count; /* processes that own the device (-EBUSY), as far as known */
+    int32_t holders[HIFC_ERROR_HOLDERS_MAX]; /* their process ids */
     char message[480]; /* what failed, where, and what to do; NUL-terminated */
 };
 

@@ -11,7 +11,6 @@
  * ns_read_start and ns_read_completed hold the mutex; the callbacks between run on the driving
  * thread without it and touch nothing but their operation.
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -96,16 +95,23 @@ static uint32_t bound(const struct ns_op *op, uint32_t raw)
     return hifc_bind_checksum(raw, &op->key, op->length, op->part_count);
 }
 
+static const uint8_t *table_of(const struct ns_op *op)
+{
+    return op->table_memory + hifc_table_offset(op->length) % HIFC_PAGE_BYTES;
+}
+
+static uint32_t table_checksum(const struct ns_op *op)
+{
+    return bound(op, hifc_crc32c_update(0, table_of(op), op->part_count * 4ull));
+}
+
 /* The table that was read with the range: true if it is the one the value's checksum vouches for. */
 static bool table_accept(struct ns_op *op)
 {
-    uint64_t start = hifc_table_offset(op->length);
-    const uint8_t *table = op->table_memory + start % HIFC_PAGE_BYTES;
-    uint32_t raw = hifc_crc32c_update(0, table, op->part_count * 4ull);
-    if (bound(op, raw) != op->checksum) {
+    if (table_checksum(op) != op->checksum) {
         return false;
     }
-    memcpy(op->expected, table + op->first_part * 4ull, op->parts * 4ull);
+    memcpy(op->expected, table_of(op) + op->first_part * 4ull, op->parts * 4ull);
     op->expected_known = true;
     return true;
 }
@@ -331,7 +337,8 @@ int ns_read_start(struct hifc_ns *ns, struct ns_op *op, const struct hifc_req *r
 
 /* ---- completion ----------------------------------------------------------------------------- */
 
-/* The checksums that differ: of the first part where each part was compared, else of the value. */
+/* The checksums that differ: of the first part where each part was compared, else of the value or
+ * of its table. */
 static void differing(const struct ns_op *op, struct hifc_error *error)
 {
     if (op->expected_known && !op->packed) {
@@ -340,9 +347,11 @@ static void differing(const struct ns_op *op, struct hifc_error *error)
             error->found = op->computed[i];
             error->checksums = error->expected != error->found;
         }
-    } else if (op->packed || !op->table_memory) { /* else its table is not what it was */
+    } else {
+        bool of_value = op->packed || !op->table_memory;
         error->expected = op->checksum;
-        error->found = bound(op, raw_of_parts(op->computed, op->parts));
+        error->found = of_value ? bound(op, raw_of_parts(op->computed, op->parts))
+                                : table_checksum(op);
         error->checksums = 1;
     }
 }
@@ -355,16 +364,15 @@ static void quarantine(struct hifc_ns *ns, const struct ns_op *op, struct hifc_e
         slot->flags |= HIFC_SLOT_QUARANTINED;
         ns_event(ns, &op->key, HIFC_EVENT_QUARANTINED, op->length);
     }
-    memset(error, 0, sizeof *error);
-    error->code = -EBADMSG;
+    hifc_error_fill(error, -EBADMSG,
+                    "the stored value of %u bytes in segment %u at %u does not match its checksum, "
+                    "was quarantined and not returned; delete the key, check the drive (hifc-admin "
+                    "smart)",
+                    op->length, op->segment, op->offset * HIFC_UNIT_BYTES);
     differing(op, error);
     error->lba_bytes = ns->device->geometry.lba_bytes;
     error->lba = op->xfer.offset_bytes / error->lba_bytes;
     error->nlb = (uint32_t)(op->xfer.length_bytes / error->lba_bytes);
-    snprintf(error->message, sizeof error->message,
-             "the stored value of %u bytes in segment %u at %u does not match its checksum, was "
-             "quarantined and not returned; delete the key, check the drive (hifc-admin smart)",
-             op->length, op->segment, op->offset * HIFC_UNIT_BYTES);
 }
 
 static void give_checksums(const struct ns_op *op)
@@ -390,9 +398,7 @@ void ns_read_completed(struct hifc_ns *ns, struct ns_op *op)
 
     ns->segments[op->segment].pins--;
     if (op->table_memory && op->expected_known && status == 0) {
-        uint64_t start = hifc_table_offset(op->length);
-        ns_table_keep(ns, op->segment, op->offset, op->part_count,
-                      (const uint32_t *)(op->table_memory + start % HIFC_PAGE_BYTES));
+        ns_table_keep(ns, op->segment, op->offset, op->part_count, (const uint32_t *)table_of(op));
     }
     if (status != 0) {
         struct ns_command failed = ns_failed_command(

@@ -35,7 +35,7 @@ int ns_get(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticket *ticket,
     if (slot->flags & HIFC_SLOT_QUARANTINED) {
         return slot->flags & HIFC_SLOT_SWAP
                    ? hifc_fail(-EBADMSG, "this value failed its checksum before and is "
-                                         "quarantined: delete the key")
+                                         "quarantined; delete the key")
                    : HIFC_MISS;
     }
     req->value_length = slot->length;

@@ -269,9 +269,9 @@ HIFC_API int hifc_ticket_fd(struct hifc_ticket *ticket)
     if (ticket->fd < 0) {
         ticket->fd = eventfd(ticket_is_done(ticket) ? 1 : 0, EFD_CLOEXEC | EFD_NONBLOCK);
     }
-    int fd = ticket->fd;
+    int fd = ticket->fd, error = errno;
     pthread_mutex_unlock(&ns->mutex);
-    return fd >= 0 ? fd : hifc_fail(-errno, "eventfd: %m; raise the limit of open files");
+    return fd >= 0 ? fd : hifc_fail_eventfd(error, "a ticket to wait for by its descriptor");
 }
 
 HIFC_API void hifc_ticket_free(struct hifc_ticket *ticket)

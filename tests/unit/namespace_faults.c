@@ -182,11 +182,15 @@ TEST(a_corrupt_value_names_the_checksums_that_differ)
     start(HIFC_INLINE);
     CHECK_EQ(put(1, 30000, 1, HIFC_SWAP), HIFC_OK);
     CHECK_EQ(put(2, 4000, 1, HIFC_SWAP), HIFC_OK); /* packed */
+    CHECK_EQ(put(3, 40960, 10, HIFC_SWAP), HIFC_OK);
     flip_everything();
-    for (uint32_t n = 1; n <= 2; n++) {
-        CHECK_EQ(get(n, 0, n == 1 ? 30000 : 4000), -EBADMSG);
+    const uint32_t offsets[] = {0, 0, 4096}; /* of a range, the table of parts is read as well */
+    const uint32_t lengths[] = {30000, 4000, 8192};
+    for (uint32_t i = 0; i < 3; i++) {
+        CHECK_EQ(get(i + 1, offsets[i], lengths[i]), -EBADMSG);
         CHECK_EQ(error_seen.checksums, 1);
         CHECK(error_seen.expected != error_seen.found);
+        CHECK(strncmp(error_seen.message + error_seen.fix_at, "delete the key", 14) == 0);
     }
     hifc_faulty_clear(device);
     CHECK_EQ(put(1, 30000, 1, HIFC_SWAP), HIFC_OK);

@@ -196,6 +196,40 @@ def test_device_in_use_names_its_holder(image: Path) -> None:
     still_there(image)
 
 
+def test_holders_and_fix_are_not_read_out_of_the_message(image: Path) -> None:
+    """Neither the name of a process nor that of a file adds to them."""
+    odd = image.with_name("a; use pid 5; b.img")
+    image.rename(odd)
+    code = (
+        "import hifc, sys\n"
+        "open('/proc/self/comm', 'w').write('pid 7; pid 8')\n"
+        "with hifc.Namespace.open(sys.argv[1]):\n"
+        "    print('open', flush=True)\n"
+        "    sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(odd)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "open\n"
+        with pytest.raises(DeviceBusy, match="pid 7; pid 8") as caught:
+            Namespace.open(odd)
+        holder.communicate("")
+    assert caught.value.holders == (holder.pid,)
+    assert (
+        caught.value.fix == "one process owns a device: stop that one first, or use another device"
+    )
+    with pytest.raises(FormatError, match="a; use pid 5; b") as refused:
+        Namespace.format(odd, segment_size="1MiB")
+    assert refused.value.fix.startswith("name another device")
+    with pytest.raises(ConfigError, match="a; use pid 5; x") as absent:
+        Namespace.open(odd.with_name("a; use pid 5; x"))
+    assert absent.value.fix == "format it first, giving its size, or check the path"
+
+
 # ---- options
 
 
