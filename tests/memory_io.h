@@ -37,7 +37,7 @@
 #define hifc_merge tested_merge
 
 #include "engine/engine.h"
-#include "error.h"
+#include "util/error.h"
 #include "check.h"
 
 #define MEMORY_IO_LOG_MAX 65536u

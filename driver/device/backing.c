@@ -30,7 +30,7 @@
 #include <unistd.h>
 
 #include "device/lock.h"
-#include "error.h"
+#include "util/error.h"
 
 #define DEPTH_MAX 8u     /* a partition of a volume over a loop device over a block device ... */
 #define OWN_MAX HIFC_BACKING_MAX

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "device/device.h"
-#include "error.h"
+#include "util/error.h"
 
 #define FAULTY_PREFIX "faulty+"
 

@@ -22,7 +22,7 @@
 #include "device/device.h"
 #include "device/faulty.h"
 #include "device/faulty_state.h"
-#include "error.h"
+#include "util/error.h"
 
 #define FAULTY_DELAY_MAX 10000u
 #define FAULTY_INNER_TIMEOUT_MS 30000u

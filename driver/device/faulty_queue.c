@@ -11,17 +11,11 @@
 
 #include "device/command.h"
 #include "device/faulty_state.h"
-#include "error.h"
+#include "util/error.h"
+#include "util/clock.h"
 
 #define FAULTY_DEPTH_MAX 4096u
 #define NEVER UINT64_MAX
-
-static uint64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 /* ---- the device below, one command at a time ------------------------------------------------- */
 
@@ -369,7 +363,7 @@ uint32_t hifc_faulty_submit(struct hifc_qpair *base, struct hifc_io *const *ios,
         }
         if (++qpair->taken == device->hang_at) {
             pending->due = NEVER;
-            pending->start_ms = now_ms();
+            pending->start_ms = hifc_now_ms();
         }
     }
     qpair->inflight += taken;
@@ -384,7 +378,7 @@ static void take_due(struct hifc_faulty_device *device, struct hifc_faulty_qpair
     for (uint32_t i = 0; i < qpair->pending_count; i++) {
         struct hifc_faulty_pending *pending = &qpair->pending[i];
         if (pending->due == NEVER && qpair->timeout_ms &&
-            now_ms() - pending->start_ms > qpair->timeout_ms) {
+            hifc_now_ms() - pending->start_ms > qpair->timeout_ms) {
             hifc_io_set(pending->io, -ETIMEDOUT, HIFC_SCT_GENERIC, HIFC_SC_ABORTED);
             pending->due = 0;
         }

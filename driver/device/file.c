@@ -19,7 +19,7 @@
 #include "device/file.h"
 #include "device/file_target.h"
 #include "device/lock.h"
-#include "error.h"
+#include "util/error.h"
 
 #define FILE_MAX_TRANSFER_DEFAULT (512u << 10)
 #define NVME_GET_LOG_PAGE 0x02

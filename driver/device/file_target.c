@@ -28,7 +28,7 @@
 #include <unistd.h>
 
 #include "device/lock.h"
-#include "error.h"
+#include "util/error.h"
 
 #define FILE_MAX_TRANSFER_MAX (64u << 20)
 #define FILE_ALIGN_UNKNOWN 4096u /* where the kernel does not tell: before 6.1 */

@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "error.h"
+#include "util/error.h"
 
 #define LOCK_RETRY_MS 5
 /* udev holds a shared lock on a block device for the moment in which it probes it, and whether a

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "error.h"
+#include "util/error.h"
 
 #define CHUNK_BYTES (256u << 10)
 #define OVERLAY_MAX_BYTES (1u << 30)

@@ -13,7 +13,7 @@
 
 #include "device/command.h"
 #include "device/file.h"
-#include "error.h"
+#include "util/error.h"
 
 #define PSYNC_POLL_BYTES (2u << 20)
 #define PSYNC_DEPTH_MAX 65536u

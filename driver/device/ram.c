@@ -23,7 +23,7 @@
 #include "device/command.h"
 #include "device/device.h"
 #include "device/ram.h"
-#include "error.h"
+#include "util/error.h"
 
 #define RAM_IMAGES_MAX 4096u
 #define RAM_NAME_MAX 200u

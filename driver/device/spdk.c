@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "device/spdk.h"
-#include "error.h"
+#include "util/error.h"
 
 #define PAGE_BYTES 4096u
 #define MAX_TRANSFER_BYTES (1u << 20)

@@ -26,6 +26,7 @@
 #include <spdk/nvme.h>
 
 #include "device/device.h"
+#include "util/clock.h"
 
 /* What a URI names. */
 struct hifc_spdk_target {
@@ -62,9 +63,7 @@ struct hifc_spdk_device {
 
 static inline uint32_t hifc_spdk_clock_ms(void)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-    return (uint32_t)((uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000);
+    return (uint32_t)hifc_now_ms_coarse();
 }
 
 /* Whether the kernel asks us to let the drive go, because somebody unplugs it. It still works. */

@@ -14,19 +14,13 @@
 
 #include "device/command.h"
 #include "device/spdk.h"
-#include "error.h"
+#include "util/error.h"
+#include "util/clock.h"
 
 #define ADMIN_TIMEOUT_MS 5000
 #define ADMIN_NAP_NS 20000
 #define HEALTH_LOG_BYTES 512u
 #define PASSTHRU_ENTRIES 16u /* of the queue pair of one command */
-
-static int64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
 
 enum { WAITING, DONE, GIVEN_UP };
 
@@ -71,9 +65,9 @@ static struct admin_command *new_command(uint32_t data_bytes)
 static int wait_command_for(struct spdk_nvme_ctrlr *ctrlr, struct spdk_nvme_qpair *io_queue,
                             struct admin_command *command, uint32_t timeout_ms)
 {
-    int64_t end_ms = now_ms() + timeout_ms;
+    int64_t end_ms = (int64_t)hifc_now_ms() + timeout_ms;
     int rc = 0;
-    while (atomic_load(&command->state) == WAITING && rc >= 0 && now_ms() < end_ms) {
+    while (atomic_load(&command->state) == WAITING && rc >= 0 && (int64_t)hifc_now_ms() < end_ms) {
         rc = io_queue ? spdk_nvme_qpair_process_completions(io_queue, 0)
                       : spdk_nvme_ctrlr_process_admin_completions(ctrlr);
         if (rc == 0) {

@@ -20,7 +20,8 @@
 #include <unistd.h>
 
 #include "device/spdk.h"
-#include "error.h"
+#include "util/error.h"
+#include "util/clock.h"
 
 #define CONTROLLER_INIT_TIMEOUT_MS 10000 /* of SPDK's admin commands while it brings one up */
 #define RESET_PAUSE_MS 20000             /* after one that failed */
@@ -35,13 +36,6 @@ int rte_mem_event_callback_unregister(const char *name, void *argument);
 
 static pthread_mutex_t control_mutex = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t pcie_attached; /* devices; control_mutex */
-
-static int64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
 
 /* ---- controllers; control_mutex is held ------------------------------------------------------ */
 
@@ -61,11 +55,11 @@ static int probe(const struct hifc_spdk_device *device)
  * that did not come back is not waited for again at once, so that a loss is known soon. */
 static int reset(struct hifc_spdk_device *device)
 {
-    if (hifc_spdk_is_gone(device) || now_ms() < device->reset_after_ms) {
+    if (hifc_spdk_is_gone(device) || (int64_t)hifc_now_ms() < device->reset_after_ms) {
         return -ENODEV;
     }
     if (spdk_nvme_ctrlr_reset(device->ctrlr) != 0) {
-        device->reset_after_ms = now_ms() + RESET_PAUSE_MS;
+        device->reset_after_ms = (int64_t)hifc_now_ms() + RESET_PAUSE_MS;
         return -ENODEV;
     }
     return 0;

@@ -25,7 +25,8 @@
 #include <unistd.h>
 
 #include "device/spdk.h"
-#include "error.h"
+#include "util/error.h"
+#include "util/thread.h"
 
 #define REGIONS_MAX 256u
 #define REGION_ALIGN_BYTES (2ull << 20)
@@ -172,17 +173,13 @@ static int start_locked(void)
 {
     struct start start = {0};
     pthread_t thread;
-    sigset_t all, before;
     int rc = check_huge_pages();
     if (rc) {
         return rc;
     }
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    rc = pthread_create(&thread, NULL, start_thread, &start);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    rc = hifc_thread_start(&thread, "hifc-spdk-start", start_thread, &start, "spdk");
     if (rc) {
-        return hifc_fail_thread(rc, "spdk");
+        return rc;
     }
     pthread_join(thread, NULL);
     if (start.rc) {

@@ -18,8 +18,8 @@
 
 #include "device/lock.h"
 #include "device/spdk.h"
-#include "error.h"
-#include "run_folder.h"
+#include "util/error.h"
+#include "util/run_folder.h"
 
 #define TRIES_MAX 100u
 

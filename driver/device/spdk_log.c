@@ -12,7 +12,7 @@
 #include <spdk/log.h>
 
 #include "device/spdk.h"
-#include "error.h"
+#include "util/error.h"
 
 /* Of DPDK's rte_log.h, which an SPDK without DPDK's headers beside it does not bring along. */
 int rte_openlog_stream(FILE *stream);

@@ -22,7 +22,7 @@
 
 #include "device/command.h"
 #include "device/spdk_qpair.h"
-#include "error.h"
+#include "util/error.h"
 
 #define DEPTH_MAX 4096u
 /* Polls between looks at the clock: some microseconds each, and one at most every nap when idle. */

@@ -17,7 +17,8 @@
 #include <unistd.h>
 
 #include "device/spdk.h"
-#include "error.h"
+#include "util/error.h"
+#include "util/clock.h"
 
 #define PROBE_TIMEOUT_MS 5000
 #define PDU_IC_REQ 0x00u
@@ -25,19 +26,12 @@
 #define IC_BYTES 128u
 #define PDU_HEADER_BYTES 8u
 
-static int64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 /* 0 when the socket is ready for events, else a negative errno. */
 static int wait_for(int fd, short events, int64_t end_ms)
 {
     for (;;) {
         struct pollfd pollfd = {.fd = fd, .events = events};
-        int64_t left_ms = end_ms - now_ms();
+        int64_t left_ms = end_ms - (int64_t)hifc_now_ms();
         int rc = left_ms > 0 ? poll(&pollfd, 1, (int)left_ms) : 0;
         if (rc >= 0) {
             return rc > 0 ? 0 : -ETIMEDOUT;
@@ -117,7 +111,7 @@ static int shake_hands(const struct hifc_spdk_target *target, int fd, int64_t en
 
 int hifc_spdk_tcp_probe(const struct hifc_spdk_target *target)
 {
-    int64_t end_ms = now_ms() + PROBE_TIMEOUT_MS;
+    int64_t end_ms = (int64_t)hifc_now_ms() + PROBE_TIMEOUT_MS;
     int family = target->trid.adrfam == SPDK_NVMF_ADRFAM_IPV6 ? AF_INET6 : AF_INET;
     int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) {

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "device/spdk.h"
-#include "error.h"
+#include "util/error.h"
 
 /* ---- URIs ------------------------------------------------------------------------------------ */
 

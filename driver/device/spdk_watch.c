@@ -23,7 +23,9 @@
 #include <unistd.h>
 
 #include "device/spdk.h"
-#include "error.h"
+#include "util/error.h"
+#include "util/clock.h"
+#include "util/thread.h"
 
 #define WATCH_POLL_MS 100
 #define LEAVE_MS 5000u
@@ -79,14 +81,10 @@ static void *admin_main(void *argument)
     (void)argument;
     pthread_mutex_lock(&list_mutex);
     while (!thread_stops) {
-        struct timespec until;
         for (struct hifc_spdk_device *device = devices; device; device = device->next) {
             tend(device);
         }
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += WATCH_POLL_MS * 1000000l;
-        until.tv_sec += until.tv_nsec / 1000000000l;
-        until.tv_nsec %= 1000000000l;
+        struct timespec until = hifc_after_ns(WATCH_POLL_MS * 1000000ull);
         pthread_cond_timedwait(&list_changed, &list_mutex, &until);
     }
     pthread_mutex_unlock(&list_mutex);
@@ -96,7 +94,6 @@ static void *admin_main(void *argument)
 static int start_thread(void)
 {
     pthread_condattr_t monotonic;
-    sigset_t all, before;
     if (thread_runs) {
         return 0;
     }
@@ -105,16 +102,9 @@ static int start_thread(void)
     pthread_cond_init(&list_changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
     thread_stops = false;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int rc = pthread_create(&thread, NULL, admin_main, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (rc) {
-        return hifc_fail_thread(rc, "spdk");
-    }
-    pthread_setname_np(thread, "hifc-admin");
-    thread_runs = true;
-    return 0;
+    int rc = hifc_thread_start(&thread, "hifc-admin", admin_main, NULL, "spdk");
+    thread_runs = rc == 0;
+    return rc;
 }
 
 static void stop_thread(void)

@@ -12,7 +12,7 @@
 #include <strings.h>
 
 #include "device/device.h"
-#include "error.h"
+#include "util/error.h"
 
 static int hex_digit(char c)
 {

@@ -22,7 +22,7 @@
 #include "device/command.h"
 #include "device/file.h"
 #include "device/uring.h"
-#include "error.h"
+#include "util/error.h"
 
 #define URING_RETRIES_MAX 16u       /* of one command, on EAGAIN, EINTR and short transfers */
 #define URING_REAP_MAX 64u          /* completions taken from the ring at once */

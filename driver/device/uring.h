@@ -12,6 +12,7 @@
 #include <time.h>
 
 #include "device/device.h"
+#include "util/clock.h"
 
 struct hifc_uring_slot {
     struct hifc_io *io; /* NULL: free */
@@ -48,9 +49,7 @@ int hifc_uring_complete_all(struct hifc_uring *ring, int error, uint8_t sct, uin
 /* Wraps after 49 days: compare differences. A tick of the kernel, some ms, is fine enough. */
 static inline uint32_t hifc_uring_now_ms(void)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-    return (uint32_t)((uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000);
+    return (uint32_t)hifc_now_ms_coarse();
 }
 
 #endif

@@ -13,7 +13,7 @@
 #include "device/command.h"
 #include "device/file.h"
 #include "device/uring.h"
-#include "error.h"
+#include "util/error.h"
 
 #define URING_DEPTH_MAX 4096u
 #define URING_CLOSE_EXTRA_MS 5000u /* close waits this much longer than the command timeout */

@@ -23,7 +23,8 @@
 
 #include "engine/internal.h"
 #include "engine/region.h"
-#include "error.h"
+#include "util/error.h"
+#include "util/clock.h"
 
 #define SLOTS 8u
 #define SLOT_BYTES HIFC_BLOCKIO_PIECE_MAX_BYTES
@@ -54,13 +55,6 @@ struct hifc_blockio {
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-static uint64_t monotonic_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 /* How long nothing at all may come back. */
 static uint64_t wait_max_ms(const struct hifc_blockio *io)
 {
@@ -71,10 +65,7 @@ static uint64_t wait_max_ms(const struct hifc_blockio *io)
 
 static int wait_reactor(struct hifc_blockio *io)
 {
-    struct timespec until;
-    uint64_t limit_ms = wait_max_ms(io);
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += (time_t)(limit_ms / 1000 + 1);
+    struct timespec until = hifc_after_ns((wait_max_ms(io) + 1000) * 1000000);
     while (sem_clockwait(&io->ended, CLOCK_MONOTONIC, &until) != 0) {
         if (errno != EINTR) {
             return -ETIMEDOUT;
@@ -85,14 +76,14 @@ static int wait_reactor(struct hifc_blockio *io)
 
 static int wait_inline(struct hifc_blockio *io)
 {
-    uint64_t until_ms = monotonic_ms() + wait_max_ms(io);
+    uint64_t until_ms = hifc_now_ms() + wait_max_ms(io);
     unsigned empty = 0;
     while (sem_trywait(&io->ended) != 0) {
         if (hifc_engine_poll(io->engine) > 0) {
             empty = 0;
         } else if (empty++ < YIELDS_MAX) {
             sched_yield();
-        } else if (monotonic_ms() > until_ms) {
+        } else if (hifc_now_ms() > until_ms) {
             return -ETIMEDOUT;
         } else {
             nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);

@@ -17,7 +17,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "error.h"
+#include "util/error.h"
+#include "util/clock.h"
 
 #define TICK_MS_DEFAULT 100u
 /* Callbacks that answer -ECANCELED by submitting again are given up on after this many rounds. */
@@ -94,9 +95,7 @@ static void call_back(struct hifc_engine *engine)
 
 static void tick(struct hifc_engine *engine)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &now); /* a few ns; milliseconds are enough */
-    uint64_t now_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+    uint64_t now_ms = hifc_now_ms_coarse();
     if (now_ms >= engine->next_tick_ms) {
         engine->next_tick_ms = now_ms + engine->opts.tick_ms;
         engine->opts.tick(engine->opts.owner);

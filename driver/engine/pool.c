@@ -31,7 +31,7 @@
 
 #include "engine/engine.h"
 #include "engine/region.h"
-#include "error.h"
+#include "util/error.h"
 
 #define PAGE_BYTES HIFC_PAGE_BYTES
 #define CLASSES 32u

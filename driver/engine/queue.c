@@ -20,7 +20,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "error.h"
+#include "util/error.h"
 
 /* ---- ends ----------------------------------------------------------------------------------- */
 

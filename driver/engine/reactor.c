@@ -28,8 +28,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cpu.h"
-#include "error.h"
+#include "util/cpu.h"
+#include "util/error.h"
+#include "util/clock.h"
+#include "util/thread.h"
 
 /* With commands in flight the device's poll also finds timeouts: it is called at least so often. */
 #define SLEEP_BUSY_MAX_NS 100000000ull
@@ -46,13 +48,6 @@ struct idle {
     bool inflight;       /* waits for the device, otherwise for somebody to submit */
     uint64_t spin_ns[2]; /* budget by inflight */
 };
-
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 void hifc_reactor_wake(struct hifc_engine *engine)
 {
@@ -118,7 +113,7 @@ static void sleep_once(struct hifc_engine *engine, uint64_t waited_ns)
 static void adapt(struct idle *idle, uint64_t spin_max_ns)
 {
     uint64_t *spin_ns = &idle->spin_ns[idle->inflight];
-    if (now_ns() - idle->asleep_ns < spin_max_ns) {
+    if (hifc_now_ns() - idle->asleep_ns < spin_max_ns) {
         *spin_ns = *spin_ns * 2 + spin_max_ns / 8;
         *spin_ns = *spin_ns < spin_max_ns ? *spin_ns : spin_max_ns;
     } else {
@@ -141,7 +136,7 @@ static void *reactor_main(void *argument)
             idle.since_ns = idle.asleep_ns = 0;
             continue;
         }
-        uint64_t now = now_ns();
+        uint64_t now = hifc_now_ns();
         if (!idle.since_ns) {
             idle.since_ns = now;
             idle.inflight = hifc_queue_busy(&engine->reads) || hifc_queue_busy(&engine->writes);
@@ -164,20 +159,15 @@ int hifc_reactor_start(struct hifc_engine *engine)
     if (engine->wake_fd < 0) {
         return hifc_fail_eventfd(errno, engine->device->uri);
     }
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     engine->opts.reactor = true;
-    int rc = pthread_create(&engine->thread, NULL, reactor_main, engine);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int rc = hifc_thread_start(&engine->thread, "hifc-reactor", reactor_main, engine,
+                               engine->device->uri);
     if (rc) {
         engine->opts.reactor = false;
         close(engine->wake_fd);
         engine->wake_fd = -1;
-        return hifc_fail_thread(rc, engine->device->uri);
     }
-    pthread_setname_np(engine->thread, "hifc-reactor");
-    return 0;
+    return rc;
 }
 
 void hifc_reactor_stop(struct hifc_engine *engine)

@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "error.h"
+#include "util/error.h"
 
 #define PAGE_BYTES 4096ull
 #define WORDS (sizeof(struct hifc_descriptor) / sizeof(uint32_t) - 1) /* without the sequence */

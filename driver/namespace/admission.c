@@ -6,13 +6,14 @@
  */
 #include "namespace/ns.h"
 #include "namespace/second_use.h"
+#include "util/clock.h"
 
 #define DAY_NS (86400ull * 1000000000ull)
 
 int ns_admission_create(struct hifc_ns *ns)
 {
     ns->budget_bytes = (int64_t)ns->opts.write_budget_bytes_per_day;
-    ns->budget_time_ns = ns_now();
+    ns->budget_time_ns = hifc_now_ns();
     if (ns->opts.admission != HIFC_ADMIT_SECOND_USE) {
         return 0;
     }
@@ -28,7 +29,7 @@ void ns_admission_destroy(struct hifc_ns *ns)
 
 static void earn(struct hifc_ns *ns)
 {
-    uint64_t now = ns_now();
+    uint64_t now = hifc_now_ns();
     double earned = (double)ns->opts.write_budget_bytes_per_day *
                     (double)(now - ns->budget_time_ns) / (double)DAY_NS;
     if (earned >= 1) {

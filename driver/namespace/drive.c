@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-#include "error.h"
+#include "util/error.h"
 #include "namespace/layout.h"
 
 #define OPCODE_IDENTIFY 0x06

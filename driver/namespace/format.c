@@ -18,7 +18,7 @@
 #include <sys/random.h>
 
 #include "engine/engine.h"
-#include "error.h"
+#include "util/error.h"
 
 #define SEGMENTS_AIM_MIN 64u
 #define SEGMENTS_AIM_MAX 4096u

@@ -31,7 +31,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "error.h"
+#include "util/error.h"
 
 #define PAGE_SLOTS (HIFC_PAGE_BYTES / (uint32_t)sizeof(struct hifc_slot))
 #define TOTAL_MAX 8192u

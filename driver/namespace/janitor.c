@@ -6,13 +6,12 @@
  * With the reactor it is a thread; inline, whoever submits or waits does it in between. One at a
  * time either way (janitor_running).
  */
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <time.h>
 
 #include "namespace/ns.h"
+#include "util/clock.h"
+#include "util/thread.h"
 
 #define JANITOR_PASSES_MAX 64u /* segments handled in one go before others get a turn */
 
@@ -170,7 +169,7 @@ static void work(struct hifc_ns *ns)
 
 static void expire(struct hifc_ns *ns)
 {
-    uint64_t now = ns_now();
+    uint64_t now = hifc_now_ns();
     ns_leases_expire(ns, now);
     ns_reservations_expire(ns, now);
 }
@@ -191,7 +190,6 @@ void ns_janitor_inline(struct hifc_ns *ns)
 static void *janitor_main(void *argument)
 {
     struct hifc_ns *ns = argument;
-    prctl(PR_SET_NAME, "hifc-janitor");
     pthread_mutex_lock(&ns->mutex);
     while (!ns->janitor_stop) {
         if (ns->janitor_wanted && !ns->janitor_running) {
@@ -201,13 +199,7 @@ static void *janitor_main(void *argument)
             ns->janitor_running = false;
             continue;
         }
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += NS_TICK_MS * 1000000l;
-        if (until.tv_nsec >= 1000000000l) {
-            until.tv_nsec -= 1000000000l;
-            until.tv_sec++;
-        }
+        struct timespec until = hifc_after_ns(NS_TICK_MS * 1000000ull);
         pthread_cond_timedwait(&ns->changed, &ns->mutex, &until);
         expire(ns);
     }
@@ -238,16 +230,9 @@ int ns_janitor_start(struct hifc_ns *ns)
     if (ns->read_only || !ns->reactor) {
         return 0;
     }
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&ns->janitor, NULL, janitor_main, ns);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error) {
-        return hifc_fail_thread(error, ns->uri);
-    }
-    ns->janitor_thread = true;
-    return 0;
+    int error = hifc_thread_start(&ns->janitor, "hifc-janitor", janitor_main, ns, ns->uri);
+    ns->janitor_thread = error == 0;
+    return error;
 }
 
 void ns_janitor_stop(struct hifc_ns *ns)

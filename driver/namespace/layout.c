@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "crc32c.h"
+#include "util/crc32c.h"
 
 /* What every metadata checksum begins with, so that a page says where and when it belongs. */
 struct seed {

@@ -6,8 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "crc32c.h"
+#include "util/crc32c.h"
 #include "namespace/ns.h"
+#include "util/clock.h"
 
 #define LEASE_TTL_DEFAULT_MS 60000u
 
@@ -222,7 +223,7 @@ HIFC_API int hifc_lease(struct hifc_ns *ns, const struct hifc_key *keys, uint32_
         return hifc_fail(-ENOMEM, "no memory for a lease of %u keys", count);
     }
     pthread_mutex_lock(&ns->mutex);
-    ns_leases_expire(ns, ns_now());
+    ns_leases_expire(ns, hifc_now_ns());
     struct ns_lease *lease = lease_unused(ns);
     if (!lease) {
         pthread_mutex_unlock(&ns->mutex);
@@ -243,7 +244,7 @@ HIFC_API int hifc_lease(struct hifc_ns *ns, const struct hifc_key *keys, uint32_
         }
     }
     lease->id = ++ns->lease_next;
-    lease->deadline_ns = ns_now() + (ttl_ms ? ttl_ms : LEASE_TTL_DEFAULT_MS) * 1000000ull;
+    lease->deadline_ns = hifc_now_ns() + (ttl_ms ? ttl_ms : LEASE_TTL_DEFAULT_MS) * 1000000ull;
     lease->segments = segments;
     lease->count = held;
     ns->lease_count++;

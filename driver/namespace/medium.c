@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "engine/engine.h"
-#include "error.h"
+#include "util/error.h"
 #include "namespace/drive.h"
 #include "namespace/layout.h"
 

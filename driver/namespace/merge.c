@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "error.h"
+#include "util/error.h"
 
 int hifc_summary_load(struct hifc_blockio *io, const struct hifc_superblock *sb,
                       const struct hifc_merge_input *input, struct hifc_summary_entry **out)

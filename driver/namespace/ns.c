@@ -14,24 +14,11 @@
 #include "namespace/drive.h"
 #include "namespace/owner.h"
 #include "namespace/prefetch.h"
+#include "util/clock.h"
 
 #define DRAIN_AT_CLOSE_US 120000000ll
-#define WAIT_CHANGED_NS 5000000l
+#define WAIT_CHANGED_NS 5000000ull
 #define LEAVE_NAP_US 200u
-
-uint64_t ns_now(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
-}
-
-uint64_t ns_deadline(int64_t timeout_us)
-{
-    uint64_t now = ns_now();
-    bool never = timeout_us < 0 || (uint64_t)timeout_us > (UINT64_MAX - now) / 1000;
-    return never ? UINT64_MAX : now + (uint64_t)timeout_us * 1000;
-}
 
 void ns_leave(struct hifc_ns **visit)
 {
@@ -99,13 +86,7 @@ static void batch_end(void *owner)
 void ns_wait_changed(struct hifc_ns *ns)
 {
     if (ns->reactor) {
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += WAIT_CHANGED_NS;
-        if (until.tv_nsec >= 1000000000l) {
-            until.tv_nsec -= 1000000000l;
-            until.tv_sec++;
-        }
+        struct timespec until = hifc_after_ns(WAIT_CHANGED_NS);
         pthread_cond_timedwait(&ns->changed, &ns->mutex, &until);
         return;
     }
@@ -135,13 +116,13 @@ int ns_flush(struct hifc_ns *ns)
 
 int ns_settle(struct hifc_ns *ns, int64_t timeout_us)
 {
-    uint64_t deadline = ns_deadline(timeout_us);
+    uint64_t deadline = hifc_deadline_ns(timeout_us);
     pthread_mutex_lock(&ns->mutex);
     ns_close_forming(ns, true);
     uint64_t target = ns->sequence;
     ns_unlock_and_issue(ns);
     pthread_mutex_lock(&ns->mutex);
-    while (ns->completed_sequence < target && ns->global_head && ns_now() < deadline) {
+    while (ns->completed_sequence < target && ns->global_head && hifc_now_ns() < deadline) {
         ns_wait_changed(ns);
     }
     bool settled = ns->completed_sequence >= target || !ns->global_head;
@@ -164,12 +145,12 @@ HIFC_API int hifc_sync(struct hifc_ns *ns)
 
 int ns_drain(struct hifc_ns *ns, int64_t timeout_us)
 {
-    uint64_t deadline = ns_deadline(timeout_us);
+    uint64_t deadline = hifc_deadline_ns(timeout_us);
     pthread_mutex_lock(&ns->mutex);
     ns_close_forming(ns, true);
     ns_unlock_and_issue(ns);
     pthread_mutex_lock(&ns->mutex);
-    while (ns->requests_inflight > 0 && ns_now() < deadline) {
+    while (ns->requests_inflight > 0 && hifc_now_ns() < deadline) {
         ns_wait_changed(ns);
     }
     uint32_t left = ns->requests_inflight;
@@ -497,9 +478,9 @@ static int answer_all(struct hifc_ns *ns)
 /* Waits until no call is inside. Later ones are counted for a moment and refused. */
 static bool wait_left(struct hifc_ns *ns)
 {
-    uint64_t deadline = ns_deadline(ns->close_timeout_us);
+    uint64_t deadline = hifc_deadline_ns(ns->close_timeout_us);
     while (atomic_load(&ns->visits) > 0) {
-        if (ns_now() >= deadline) {
+        if (hifc_now_ns() >= deadline) {
             return false;
         }
         usleep(LEAVE_NAP_US);

@@ -25,7 +25,7 @@
 #include <stdint.h>
 
 #include "engine/engine.h"
-#include "error.h"
+#include "util/error.h"
 #include "hifc.h"
 #include "namespace/index.h"
 #include "namespace/layout.h"
@@ -351,8 +351,6 @@ struct hifc_ns {
 };
 
 /* ---- ns.c ----------------------------------------------------------------------------------- */
-uint64_t ns_now(void); /* CLOCK_MONOTONIC in ns */
-uint64_t ns_deadline(int64_t timeout_us); /* on that clock; below 0: never */
 /* A call of the public interface: 0, -ESHUTDOWN with the reason (closed, detached), or -ECHILD (in a
  * child of fork()). Device and engine stay until the visit ends, with the scope of the variable:
  *     struct hifc_ns *visit NS_VISIT = NULL;

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "namespace/ns.h"
+#include "util/clock.h"
 
 struct recovery {
     struct hifc_ns *ns;
@@ -169,7 +170,7 @@ int ns_recover(struct hifc_ns *ns)
     struct hifc_recover_callbacks callbacks = {
         .ctx = &recovery, .segment = segment_found, .apply = entry_found, .ahead = entry_ahead};
     struct hifc_recover_result result;
-    uint64_t start = ns_now();
+    uint64_t start = hifc_now_ns();
     int error = hifc_recover(ns->io, &ns->sb, &opts, &callbacks, &result);
     if (error) {
         return error;
@@ -185,7 +186,7 @@ int ns_recover(struct hifc_ns *ns)
     }
     ns->sequence = ns->completed_sequence = result.next_sequence - 1;
     ns->flushed_sequence = result.flushed_sequence;
-    ns->stats.recovery_ns = ns_now() - start;
+    ns->stats.recovery_ns = hifc_now_ns() - start;
     ns->stats.recovered_entries = hifc_index_count(ns->index);
     ns->stats.recovery_dropped = result.dropped;
     ns->stats.recovery_damaged = result.damaged;

@@ -37,8 +37,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "error.h"
-#include "run_folder.h"
+#include "util/error.h"
+#include "util/run_folder.h"
+#include "util/thread.h"
 
 #define OWNER_BACKLOG 8
 #define OWNER_CLIENT_TIMEOUT_MS 2000
@@ -354,22 +355,16 @@ static int listen_at(struct hifc_owner *owner, const char *folder)
 
 static int start_thread(struct hifc_owner *owner)
 {
-    sigset_t all, before;
     owner->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (owner->stop < 0) {
         return hifc_fail_eventfd(errno, "the owner's socket");
     }
-    /* Signals are the program's business. */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&owner->thread, NULL, owner_main, owner);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int error = hifc_thread_start(&owner->thread, "hifc-owner", owner_main, owner,
+                                  "the owner's socket");
     if (error) {
         close(owner->stop);
-        return hifc_fail_thread(error, "the owner's socket");
     }
-    pthread_setname_np(owner->thread, "hifc-owner");
-    return 0;
+    return error;
 }
 
 int hifc_owner_start(const char *folder, const char *uri, const struct hifc_owner_ops *ops,

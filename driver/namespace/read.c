@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "crc32c.h"
+#include "util/crc32c.h"
 #include "namespace/ns.h"
 #include "namespace/prefetch.h"
 

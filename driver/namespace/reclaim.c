@@ -11,8 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "crc32c.h"
+#include "util/crc32c.h"
 #include "namespace/ns.h"
+#include "util/clock.h"
 
 #define MOVES_MAX 16u                /* entries moved at a time ... */
 #define MOVE_BYTES_MAX (32u << 20)   /* ... and their bytes, unless one alone is larger */
@@ -464,8 +465,8 @@ static int empty_segment(struct hifc_ns *ns, uint32_t segment)
 /* Waits, within a bound, until nobody reads the segment. Mutex held. */
 static bool wait_unpinned(struct hifc_ns *ns, uint32_t segment)
 {
-    uint64_t deadline = ns_now() + PIN_WAIT_NS;
-    while (ns->segments[segment].pins > 0 && ns_now() < deadline) {
+    uint64_t deadline = hifc_now_ns() + PIN_WAIT_NS;
+    while (ns->segments[segment].pins > 0 && hifc_now_ns() < deadline) {
         ns_wait_changed(ns);
     }
     return ns->segments[segment].pins == 0;

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "error.h"
+#include "util/error.h"
 #include "namespace/merge.h"
 #include "namespace/scan.h"
 

@@ -8,6 +8,7 @@
 
 #include "namespace/ns.h"
 #include "namespace/prepare.h"
+#include "util/clock.h"
 
 /* ---- dispatch, mutex held: 0..: an answer, HIFC_IN_FLIGHT: it will come, negative errno ------- */
 
@@ -292,7 +293,7 @@ static void expire_inline(struct hifc_ns *ns)
     if (ns->reactor || (ns->reservation_count == 0 && ns->lease_count == 0)) {
         return;
     }
-    uint64_t now = ns_now();
+    uint64_t now = hifc_now_ns();
     if (now - ns->expired_ns >= NS_TICK_MS * 1000000ull) {
         ns->expired_ns = now;
         ns_leases_expire(ns, now);

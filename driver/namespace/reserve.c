@@ -10,8 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "crc32c.h"
+#include "util/crc32c.h"
 #include "namespace/ns.h"
+#include "util/clock.h"
 
 int ns_reservations_create(struct hifc_ns *ns)
 {
@@ -72,7 +73,7 @@ struct ns_reservation *ns_reservation_find(struct hifc_ns *ns, uint64_t handle)
 static struct ns_reservation *reservation_take(struct hifc_ns *ns, const struct hifc_req *req)
 {
     if (ns->reservation_free == UINT32_MAX) {
-        ns_reservations_expire(ns, ns_now()); /* inline, nobody may have looked for long */
+        ns_reservations_expire(ns, hifc_now_ns()); /* inline, nobody may have looked for long */
     }
     if (ns->reservation_free == UINT32_MAX) {
         return NULL;
@@ -102,7 +103,7 @@ static struct ns_reservation *reservation_take(struct hifc_ns *ns, const struct 
     if (r->tail) {
         memset(r->tail, 0, r->tail_bytes);
     }
-    r->deadline_ns = ns_now() + (uint64_t)ns->opts.reservation_timeout_ms * 1000000ull;
+    r->deadline_ns = hifc_now_ns() + (uint64_t)ns->opts.reservation_timeout_ms * 1000000ull;
     r->state = NS_RESERVATION_OPEN;
     return r;
 }

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "namespace/prefetch.h"
+#include "util/clock.h"
 
 #define SLOTS_DEFAULT 1024u
 #define POLL_DEFAULT_US 1000u /* 200 took 7 % of a core, idle */
@@ -73,7 +74,7 @@ static uint32_t attached(const struct hifc_ns *ns)
 
 int ns_rings_stop(struct hifc_ns *ns, int64_t timeout_us)
 {
-    uint64_t deadline = ns_deadline(timeout_us);
+    uint64_t deadline = hifc_deadline_ns(timeout_us);
     pthread_mutex_lock(&ns->mutex);
     for (uint32_t i = 0; i < ns->prefetch->ring_count; i++) {
         want_close(ns, ns->prefetch->rings[i]);
@@ -81,7 +82,7 @@ int ns_rings_stop(struct hifc_ns *ns, int64_t timeout_us)
     pthread_mutex_unlock(&ns->mutex);
     hifc_engine_wake(ns->engine);
     pthread_mutex_lock(&ns->mutex);
-    while (attached(ns) > 0 && ns_now() < deadline) {
+    while (attached(ns) > 0 && hifc_now_ns() < deadline) {
         ns_wait_changed(ns);
     }
     uint32_t left = attached(ns);
@@ -363,7 +364,7 @@ HIFC_API int hifc_ring_wait(struct hifc_ring *ring, const uint32_t *indices, uin
                              ring->memory.status_count);
         }
     }
-    uint64_t deadline = ns_deadline(timeout_us);
+    uint64_t deadline = hifc_deadline_ns(timeout_us);
     int answered = 0; /* or a negative errno */
     /* One visit for all looks: who closes answers or detaches first and waits for visits then, so
      * the namespace is there as long as it is looked at. */
@@ -374,7 +375,7 @@ HIFC_API int hifc_ring_wait(struct hifc_ring *ring, const uint32_t *indices, uin
         /* Loaded first: an answer after it changes it, and the sleep does not begin. */
         uint32_t seen = __atomic_load_n(&ring->memory.header->answers, __ATOMIC_SEQ_CST);
         bool closed = atomic_load(&ring->detached);
-        uint64_t now = ns_now();
+        uint64_t now = hifc_now_ns();
         if (all_answered(ring, indices, count, &at)) {
             answered = 1;
         } else if (closed) {
@@ -397,8 +398,8 @@ HIFC_API int hifc_ring_wait(struct hifc_ring *ring, const uint32_t *indices, uin
 /* Until the driving thread has dropped the ring, or whoever closes the namespace has. */
 static void wait_detached(struct hifc_ring *ring, struct hifc_ns *ns)
 {
-    uint64_t deadline = ns_now() + 2000000ull * ns->opts.command_timeout_ms;
-    while (!atomic_load(&ring->detached) && ns_now() < deadline) {
+    uint64_t deadline = hifc_now_ns() + 2000000ull * ns->opts.command_timeout_ms;
+    while (!atomic_load(&ring->detached) && hifc_now_ns() < deadline) {
         struct hifc_ns *visit NS_VISIT = NULL;
         if (ns_enter(ns, &visit) != 0) {
             usleep(CLOSE_NAP_US);

@@ -9,6 +9,7 @@
  * freed while few are ready keeps its room; otherwise the room goes back to the file system.
  */
 #include "namespace/ns.h"
+#include "util/clock.h"
 
 bool ns_room_low(const struct hifc_ns *ns, uint32_t more)
 {
@@ -73,7 +74,7 @@ bool ns_room_one(struct hifc_ns *ns)
     int error = make_room(ns, segment);
     pthread_mutex_lock(&ns->mutex);
     if (error) {
-        ns->room_failed_ns = ns_now();
+        ns->room_failed_ns = hifc_now_ns();
         pthread_mutex_unlock(&ns->mutex);
         return false;
     }

@@ -14,8 +14,9 @@
 #include <time.h>
 
 #include "device/command.h"
-#include "error.h"
+#include "util/error.h"
 #include "namespace/drive.h"
+#include "util/clock.h"
 
 #define OPCODE_GET_LOG_PAGE 0x02
 #define OPCODE_SANITIZE 0x84
@@ -113,18 +114,11 @@ static int start(struct hifc_device *device, const struct hifc_device_info *info
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-static uint64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 static int wait_until_over(struct hifc_device *device, struct hifc_sanitize_status *status,
                            hifc_sanitize_watch watch, void *argument, uint32_t poll_ms,
                            uint64_t wait_ms)
 {
-    uint64_t end_ms = now_ms() + wait_ms;
+    uint64_t end_ms = hifc_now_ms() + wait_ms;
     int error = hifc_sanitize_read(device, status);
     while (!error && status->state == HIFC_SANITIZE_RUNNING) {
         unsigned percent = status->progress * 100 / 65536;
@@ -132,7 +126,7 @@ static int wait_until_over(struct hifc_device *device, struct hifc_sanitize_stat
             return hifc_fail(-ECANCELED, "%s: no longer waited for, while the drive goes on with its "
                              "sanitize (%u %% done)", device->uri, percent);
         }
-        if (now_ms() >= end_ms) {
+        if (hifc_now_ms() >= end_ms) {
             return hifc_fail(-ETIMEDOUT, "%s: the sanitize still runs after %llu s (%u %% done), and "
                              "goes on; sanitize it again to wait longer", device->uri,
                              (unsigned long long)wait_ms / 1000, percent);

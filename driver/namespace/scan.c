@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "crc32c.h"
+#include "util/crc32c.h"
 #include "device/command.h"
-#include "error.h"
+#include "util/error.h"
 
 #define READ_BYTES (2u << 20) /* read at a time, so that several commands are in flight */
 

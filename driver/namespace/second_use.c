@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "error.h"
+#include "util/error.h"
 
 #define SLOTS_MIN (1u << 16)
 #define SLOTS_MAX (1u << 22)

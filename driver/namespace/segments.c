@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "namespace/ns.h"
+#include "util/clock.h"
 
 uint64_t ns_segment_base(const struct hifc_ns *ns, uint32_t segment)
 {
@@ -179,7 +180,7 @@ struct ns_open *ns_stream_open(struct hifc_ns *ns, unsigned stream, uint64_t ext
     }
     if (ns->free_count <= keep) {
         ns->segment_wanted = true;
-        bool stale = ns->roomless_count > 0 && ns_now() - ns->room_failed_ns > NS_ROOM_STALE_NS;
+        bool stale = ns->roomless_count > 0 && hifc_now_ns() - ns->room_failed_ns > NS_ROOM_STALE_NS;
         *status = ns->reclaim_exhausted && !stale ? HIFC_NO_SPACE : HIFC_RETRY;
         return NULL;
     }

@@ -16,7 +16,7 @@
 #include <string.h>
 
 #include "engine/engine.h"
-#include "error.h"
+#include "util/error.h"
 
 #define KIB 1024ll
 

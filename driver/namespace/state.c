@@ -8,6 +8,7 @@
 
 #include "namespace/ns.h"
 #include "namespace/prefetch.h"
+#include "util/clock.h"
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
@@ -63,7 +64,7 @@ HIFC_API int hifc_pool_register(struct hifc_ns *ns, void *base, uint64_t size_by
 /* Until no request names a retired pool any more; others go on. */
 static int wait_unused(struct hifc_ns *ns, uint32_t pool)
 {
-    uint64_t deadline = ns_deadline(2000ll * ns->opts.command_timeout_ms);
+    uint64_t deadline = hifc_deadline_ns(2000ll * ns->opts.command_timeout_ms);
     pthread_mutex_lock(&ns->mutex);
     bool ring = ns_rings_use_pool(ns, pool);
     if (!ring && atomic_load(&ns->pool_requests[pool]) > 0) {
@@ -73,7 +74,7 @@ static int wait_unused(struct hifc_ns *ns, uint32_t pool)
     }
     uint32_t left;
     /* Not asked again after the loop: who submits is counted for a moment before it is refused. */
-    while ((left = atomic_load(&ns->pool_requests[pool])) > 0 && !ring && ns_now() < deadline) {
+    while ((left = atomic_load(&ns->pool_requests[pool])) > 0 && !ring && hifc_now_ns() < deadline) {
         ns_wait_changed(ns);
     }
     pthread_mutex_unlock(&ns->mutex);

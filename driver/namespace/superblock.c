@@ -16,7 +16,7 @@
 #include <string.h>
 
 #include "engine/engine.h"
-#include "error.h"
+#include "util/error.h"
 
 #define COPIES 4u
 #define COPY_DISTANCE_BYTES (64u << 10)

@@ -19,8 +19,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cpu.h"
+#include "util/cpu.h"
 #include "namespace/ns.h"
+#include "util/clock.h"
 
 #define TICKET_CLOSING_NAP_US 1000u
 #define TICKET_SPIN_ROUNDS 200u /* looks before it sleeps: a completion is often microseconds away */
@@ -67,7 +68,7 @@ struct hifc_ticket *ns_ticket_alloc(struct hifc_ns *ns, uint32_t requests, uint8
     ticket->info.bytes = ticket->info.elapsed_ns = 0;
     ticket->info.first_error.code = 0;
     ticket->info.first_error.message[0] = '\0';
-    ticket->start_ns = ns_now();
+    ticket->start_ns = hifc_now_ns();
     atomic_store_explicit(&ticket->waiters, 0, memory_order_relaxed);
     atomic_store_explicit(&ticket->remaining, requests, memory_order_release);
     return ticket;
@@ -117,7 +118,7 @@ static void recycle(struct hifc_ticket *ticket)
 
 static void ticket_done(struct hifc_ticket *ticket)
 {
-    ticket->info.elapsed_ns = ns_now() - ticket->start_ns;
+    ticket->info.elapsed_ns = hifc_now_ns() - ticket->start_ns;
     count_latency(ticket);
     atomic_store(&ticket->remaining, 0);
     if (ticket->fd >= 0) { /* after it, so that who is woken finds it done; free waits for us */
@@ -181,7 +182,7 @@ static int ticket_wait_inline(struct hifc_ticket *ticket, int64_t timeout_us)
         return ticket_is_done(ticket);
     }
     /* Who asks for no wait asks often: the clock is not read for that. */
-    uint64_t deadline = timeout_us > 0 ? ns_now() + (uint64_t)timeout_us * 1000 : UINT64_MAX;
+    uint64_t deadline = timeout_us > 0 ? hifc_now_ns() + (uint64_t)timeout_us * 1000 : UINT64_MAX;
     for (;;) {
         int completed = hifc_engine_poll(ticket->ns->engine);
         if (ticket_is_done(ticket)) {
@@ -190,7 +191,7 @@ static int ticket_wait_inline(struct hifc_ticket *ticket, int64_t timeout_us)
         if (completed == 0 && ticket->ns->janitor_wanted) {
             ns_janitor_inline(ticket->ns);
         }
-        if (timeout_us == 0 || (timeout_us > 0 && ns_now() >= deadline)) {
+        if (timeout_us == 0 || (timeout_us > 0 && hifc_now_ns() >= deadline)) {
             return ticket_is_done(ticket);
         }
         if (completed == -EBUSY) {
@@ -207,12 +208,12 @@ static int ticket_wait_reactor(struct hifc_ticket *ticket, int64_t timeout_us)
         }
         hifc_cpu_relax();
     }
-    uint64_t deadline = ns_deadline(timeout_us);
+    uint64_t deadline = hifc_deadline_ns(timeout_us);
     int done = 0;
     atomic_fetch_add(&ticket->waiters, 1);
     for (;;) {
         uint32_t seen = atomic_load(&ticket->remaining);
-        uint64_t now = ns_now();
+        uint64_t now = hifc_now_ns();
         if (seen == 0 || now >= deadline) {
             done = seen == 0;
             break;
@@ -249,7 +250,7 @@ HIFC_API int hifc_ticket_info(struct hifc_ticket *ticket, struct hifc_ticket_inf
     pthread_mutex_lock(&ticket->ns->mutex);
     *out = ticket->info;
     if (!ticket_is_done(ticket)) {
-        out->elapsed_ns = ns_now() - ticket->start_ns;
+        out->elapsed_ns = hifc_now_ns() - ticket->start_ns;
     }
     pthread_mutex_unlock(&ticket->ns->mutex);
     return 0;

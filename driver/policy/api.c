@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <math.h>
 
-#include "error.h"
+#include "util/error.h"
 #include "policy/policy.h"
 
 #define ID_MAX (1u << 30)

@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "error.h"
+#include "util/error.h"
 #include "policy/heap.h"
 #include "policy/trace.h"
 

@@ -8,7 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "error.h"
+#include "util/error.h"
 #include "namespace/second_use.h"
 #include "policy/policy.h"
 #include "policy/trace.h"

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 #include "namespace/ns.h"
+#include "util/clock.h"
 
 #define NAME "abandon-test"
 #define PLAIN "ram://" NAME "?size=64MiB"
@@ -200,7 +201,7 @@ TEST(a_dropped_reservation_is_aborted_once_its_writes_have_ended)
     CHECK_EQ(stats_now().reservations, 1);
     hifc_ticket_free(ticket);
     pthread_mutex_lock(&ns->mutex);
-    ns_reservations_expire(ns, ns_now());
+    ns_reservations_expire(ns, hifc_now_ns());
     pthread_mutex_unlock(&ns->mutex);
     CHECK_EQ(stats_now().reservations, 0);
     hifc_reservation_drop(ns, req.handle);

@@ -4,12 +4,12 @@
  *
  *   unit_crc32c speed    also prints GB/s and ns of the path in use (no bar: machines differ)
  */
-#include "crc32c.h"
+#include "util/crc32c.h"
 
 #include <time.h>
 
 #include "check.h"
-#include "crc32c_paths.h"
+#include "util/crc32c_paths.h"
 
 enum { BUFFER_BYTES = 40000 };
 static uint8_t buffer[BUFFER_BYTES + 64];

@@ -15,7 +15,7 @@
 
 #include "check.h"
 #include "device/device.h"
-#include "error.h"
+#include "util/error.h"
 
 #define RIG_TIMEOUT_MS (CHECK_HANG_S * 1000u)
 

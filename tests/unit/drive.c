@@ -8,7 +8,7 @@
 #include <errno.h>
 
 #include "device/command.h"
-#include "error.h"
+#include "util/error.h"
 #include "namespace/drive.h"
 #include "namespace/layout.h"
 

@@ -9,7 +9,7 @@
 #include "namespace/signature.c"
 #include "namespace/format.c"
 
-#include "crc32c.h"
+#include "util/crc32c.h"
 
 #define MIB (1ull << 20)
 #define SMALLEST_BYTES (MIB + HIFC_TAIL_BYTES + 12 * 256 * KIB)

@@ -6,7 +6,7 @@
 #include "namespace/layout.h"
 
 #include "check.h"
-#include "crc32c.h"
+#include "util/crc32c.h"
 
 static const uint8_t uuid_a[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
 

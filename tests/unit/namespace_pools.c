@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "error.h"
+#include "util/error.h"
 #include "namespace/ns.h"
 
 #define NAME "namespace-pools"

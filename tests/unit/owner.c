@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "error.h"
+#include "util/error.h"
 #include "namespace/owner.h"
 
 static char folder[64];

@@ -10,7 +10,7 @@
 #include "check.h"
 #include "engine/engine.h"
 #include "engine/region.h"
-#include "error.h"
+#include "util/error.h"
 
 enum { MIB = 1 << 20, PAGE = 4096, PAGES = 1024 };
 

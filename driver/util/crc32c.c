@@ -13,14 +13,14 @@
  *
  * Tables are built by a constructor, before main and before dlopen returns. Any thread.
  */
-#include "crc32c.h"
+#include "util/crc32c.h"
 
 #include <string.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
-#include "crc32c_paths.h"
+#include "util/crc32c_paths.h"
 #include "hifc.h"
 
 #define CRC32C_POLYNOMIAL 0x82F63B78u

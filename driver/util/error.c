@@ -6,7 +6,7 @@
  * thread-local, the generation is one number that only the child handler of fork() changes.
  */
 #define _GNU_SOURCE /* strerror_r that returns the text */
-#include "error.h"
+#include "util/error.h"
 
 #include <assert.h>
 #include <pthread.h>

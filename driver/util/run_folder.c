@@ -5,14 +5,14 @@
  * not everybody's to write to, for /tmp is anybody's. Its group may be given it:
  * install -d -g GROUP -m 2775 /run/hifc.
  */
-#include "run_folder.h"
+#include "util/run_folder.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "error.h"
+#include "util/error.h"
 
 int hifc_run_folder_make(const char *folder)
 {
