@@ -12,36 +12,6 @@
 
 #include "namespace/ns.h"
 
-/* Driving thread, no mutex: the last transfer of a batch hands it to ns_batches_completed. */
-void ns_batch_xfer_done(struct hifc_xfer *xfer)
-{
-    struct ns_batch *batch = xfer->owner;
-    struct hifc_ns *ns = batch->open->ns;
-    if (xfer->error != 0 && batch->error == 0) {
-        batch->error = xfer->error;
-        batch->failed = ns_failed_command(xfer, NS_OPCODE_WRITE);
-    }
-    if (--batch->pending == 0) {
-        batch->next_done = NULL;
-        *ns->done_batches_tail = batch;
-        ns->done_batches_tail = &batch->next_done;
-    }
-}
-
-bool ns_open_reserve_entry(struct ns_open *open)
-{
-    if (open->entry_count_max + open->reservations < open->entry_capacity) {
-        return true;
-    }
-    uint32_t capacity = open->entry_capacity ? open->entry_capacity * 2 : 64;
-    void *grown = realloc(open->entries, capacity * sizeof *open->entries);
-    if (grown) {
-        open->entries = grown;
-        open->entry_capacity = capacity;
-    }
-    return grown != NULL;
-}
-
 /* There is room: whoever appended the entry reserved it. */
 static void entries_add(struct ns_open *open, const struct hifc_disk_entry *entry,
                         uint64_t sequence)

@@ -73,6 +73,7 @@ void ns_op_init(struct ns_op *op)
     op->req = NULL;
     op->ticket = NULL;
     op->fetch = NULL;
+    op->read_done = NULL;
     op->callers_pool = 0;
     op->checksums_out = NULL;
     op->attempts = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ns.c - a namespace as a whole: open and close, what the driving thread hands over after each
- * poll, sync and drain, statistics.
+ * ns.c - a namespace as a whole: open and close, and what the driving thread hands over after each
+ * poll.
  */
 #include "namespace/ns.h"
 
@@ -17,35 +17,7 @@
 #include "util/clock.h"
 
 #define DRAIN_AT_CLOSE_US 120000000ll
-#define WAIT_CHANGED_NS 5000000ull
 #define LEAVE_NAP_US 200u
-
-void ns_leave(struct hifc_ns **visit)
-{
-    if (*visit) {
-        atomic_fetch_sub_explicit(&(*visit)->visits, 1, memory_order_release);
-    }
-}
-
-int ns_enter(struct hifc_ns *ns, struct hifc_ns **visit)
-{
-    if (!ns) {
-        return hifc_fail(-EINVAL, "no namespace: open one first");
-    }
-    if (hifc_forked_since(ns->fork_generation)) {
-        return hifc_fail(-ECHILD, "this namespace belongs to the parent process: open it after "
-                                     "fork(), or attach to its owner");
-    }
-    /* Counted first and looked at second, while who closes does it the other way round. */
-    atomic_fetch_add(&ns->visits, 1);
-    if (atomic_load(&ns->closed)) {
-        atomic_fetch_sub(&ns->visits, 1);
-        return hifc_fail(-ESHUTDOWN, "the namespace on %s is closed or was detached: open it again",
-                         ns->uri);
-    }
-    *visit = ns;
-    return 0;
-}
 
 /* ---- the driving thread hands over ---------------------------------------------------------- */
 
@@ -81,90 +53,6 @@ static void batch_end(void *owner)
     ns_rings_wake(ns);
     pthread_cond_broadcast(&ns->changed);
     ns_unlock_and_issue(ns);
-}
-
-void ns_wait_changed(struct hifc_ns *ns)
-{
-    if (ns->reactor) {
-        struct timespec until = hifc_after_ns(WAIT_CHANGED_NS);
-        pthread_cond_timedwait(&ns->changed, &ns->mutex, &until);
-        return;
-    }
-    pthread_mutex_unlock(&ns->mutex);
-    if (hifc_engine_poll(ns->engine) == -EBUSY) {
-        sched_yield();
-    }
-    pthread_mutex_lock(&ns->mutex);
-}
-
-/* ---- durability ----------------------------------------------------------------------------- */
-
-int ns_flush(struct hifc_ns *ns)
-{
-    pthread_mutex_lock(&ns->mutex);
-    uint64_t covered = ns->completed_sequence;
-    pthread_mutex_unlock(&ns->mutex);
-    int error = hifc_blockio_flush(ns->io);
-    pthread_mutex_lock(&ns->mutex);
-    ns->stats.flush_count++;
-    if (!error && covered > ns->flushed_sequence) {
-        ns->flushed_sequence = covered;
-    }
-    pthread_mutex_unlock(&ns->mutex);
-    return error;
-}
-
-int ns_settle(struct hifc_ns *ns, int64_t timeout_us)
-{
-    uint64_t deadline = hifc_deadline_ns(timeout_us);
-    pthread_mutex_lock(&ns->mutex);
-    ns_close_forming(ns, true);
-    uint64_t target = ns->sequence;
-    ns_unlock_and_issue(ns);
-    pthread_mutex_lock(&ns->mutex);
-    while (ns->completed_sequence < target && ns->global_head && hifc_now_ns() < deadline) {
-        ns_wait_changed(ns);
-    }
-    bool settled = ns->completed_sequence >= target || !ns->global_head;
-    pthread_mutex_unlock(&ns->mutex);
-    return settled ? 0 : hifc_fail(-ETIMEDOUT, "batches on %s did not complete in time", ns->uri);
-}
-
-int ns_sync(struct hifc_ns *ns)
-{
-    int error = ns_settle(ns, 2000ll * ns->opts.command_timeout_ms);
-    return error ? error : ns_flush(ns);
-}
-
-HIFC_API int hifc_sync(struct hifc_ns *ns)
-{
-    struct hifc_ns *visit NS_VISIT = NULL;
-    int error = ns_enter(ns, &visit);
-    return error || ns->read_only ? error : ns_sync(ns);
-}
-
-int ns_drain(struct hifc_ns *ns, int64_t timeout_us)
-{
-    uint64_t deadline = hifc_deadline_ns(timeout_us);
-    pthread_mutex_lock(&ns->mutex);
-    ns_close_forming(ns, true);
-    ns_unlock_and_issue(ns);
-    pthread_mutex_lock(&ns->mutex);
-    while (ns->requests_inflight > 0 && hifc_now_ns() < deadline) {
-        ns_wait_changed(ns);
-    }
-    uint32_t left = ns->requests_inflight;
-    pthread_mutex_unlock(&ns->mutex);
-    return left == 0 ? 0
-                     : hifc_fail(-ETIMEDOUT, "%u requests on %s are still in flight", left,
-                                 ns->uri);
-}
-
-HIFC_API int hifc_drain(struct hifc_ns *ns, int64_t timeout_us)
-{
-    struct hifc_ns *visit NS_VISIT = NULL;
-    int error = ns_enter(ns, &visit);
-    return error ? error : ns_drain(ns, timeout_us);
 }
 
 /* ---- the owner's socket --------------------------------------------------------------------- */

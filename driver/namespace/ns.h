@@ -127,6 +127,7 @@ struct ns_op {
     struct hifc_req *req;       /* NULL: a move; read at dispatch alone, written by ns_answer */
     struct hifc_ticket *ticket; /* NULL: a move, or for a ring */
     struct ns_fetch *fetch;     /* whose part it is, for a ring; else NULL */
+    void (*read_done)(struct hifc_ns *ns, struct ns_op *op, int status); /* NULL: ns_answer */
     uint32_t callers_pool;      /* whose memory it names, or 0: see ns_callers_pool */
     uint32_t *checksums_out;    /* a read that is not verified here: where the expected ones go */
     struct hifc_key key;
@@ -350,7 +351,7 @@ struct hifc_ns {
     struct ns_prefetch *prefetch;
 };
 
-/* ---- ns.c ----------------------------------------------------------------------------------- */
+/* ---- visit.c -------------------------------------------------------------------------------- */
 /* A call of the public interface: 0, -ESHUTDOWN with the reason (closed, detached), or -ECHILD (in a
  * child of fork()). Device and engine stay until the visit ends, with the scope of the variable:
  *     struct hifc_ns *visit NS_VISIT = NULL;
@@ -359,14 +360,22 @@ struct hifc_ns {
 #define NS_VISIT __attribute__((cleanup(ns_leave)))
 int ns_enter(struct hifc_ns *ns, struct hifc_ns **visit);
 void ns_leave(struct hifc_ns **visit);
+/* Waits a little for something to change: polls when inline, else sleeps on `changed`. Mutex held. */
+void ns_wait_changed(struct hifc_ns *ns);
+
+/* ---- caller_memory.c ------------------------------------------------------------------------ */
+/* The memory of a request for bytes bytes, or NULL with the error set. */
+uint8_t *ns_resolve(struct hifc_ns *ns, const struct hifc_req *req, uint64_t bytes);
+/* The same for count checksums, given or wanted. */
+uint8_t *ns_checksum_memory(struct hifc_ns *ns, const struct hifc_req *req, uint32_t count);
+
+/* ---- durability.c --------------------------------------------------------------------------- */
 int ns_sync(struct hifc_ns *ns);
 int ns_drain(struct hifc_ns *ns, int64_t timeout_us);
 /* Flushes the device and moves the flushed mark to what had completed before. */
 int ns_flush(struct hifc_ns *ns);
 /* Closes forming batches and waits until every batch closed so far has completed. */
 int ns_settle(struct hifc_ns *ns, int64_t timeout_us);
-/* Waits a little for something to change: polls when inline, else sleeps on `changed`. Mutex held. */
-void ns_wait_changed(struct hifc_ns *ns);
 
 /* ---- memory.c: operations, batches, pages; mutex held --------------------------------------- */
 int ns_memory_create(struct hifc_ns *ns);
@@ -418,6 +427,13 @@ struct hifc_ticket *ns_ticket_alloc(struct hifc_ns *ns, uint32_t requests, uint8
 void ns_answer(struct hifc_ns *ns, struct hifc_ticket *ticket, struct hifc_req *req,
                uint32_t callers_pool, int status, uint64_t bytes, const struct hifc_error *error);
 
+static inline bool ns_ticket_is_done(const struct hifc_ticket *ticket)
+{
+    return atomic_load_explicit(&ticket->remaining, memory_order_acquire) == 0;
+}
+/* Gives a ticket back that is done. Mutex held. */
+void ns_ticket_recycle(struct hifc_ticket *ticket);
+
 /* ---- room.c: room of free segments on a thin device; the janitor's thread, blocks ----------- */
 /* So few are ready, with this many more, that the janitor has work. Mutex held. */
 bool ns_room_low(const struct hifc_ns *ns, uint32_t more);
@@ -436,10 +452,11 @@ uint64_t ns_segment_base(const struct hifc_ns *ns, uint32_t segment);
 void ns_map_add(uint64_t *map, uint32_t *from, uint32_t segment);
 uint32_t ns_map_lowest(const uint64_t *map, uint32_t *from);
 void ns_map_remove(uint64_t *map, uint32_t segment);
-/* The stream's segment with room for one more entry of extent bytes in batch-forming order, opening
- * or rolling over as needed. status: HIFC_RETRY or HIFC_NO_SPACE where NULL. */
-struct ns_open *ns_stream_open(struct hifc_ns *ns, unsigned stream, uint64_t extent_bytes,
-                               bool reserve, int *status);
+/* Takes the lowest free segment; there is one. */
+uint32_t ns_take_free(struct hifc_ns *ns);
+/* Room in the segment's list of entries for one more than it may have to take: false if there is no
+ * memory. */
+bool ns_open_reserve_entry(struct ns_open *open);
 bool ns_open_fits(const struct hifc_ns *ns, const struct ns_open *open, uint64_t bytes,
                   uint32_t entries, uint32_t reservations);
 void ns_open_close(struct hifc_ns *ns, struct ns_open *open); /* OPEN -> CLOSING */
@@ -458,28 +475,48 @@ void ns_want_janitor(struct hifc_ns *ns);
 /* No slot was left for a key. The answer: Retry, or NoSpace where nothing may be evicted. */
 int ns_index_full(struct hifc_ns *ns);
 
+/* ---- batch.c: mutex held, except where it says otherwise ------------------------------------ */
+/* The forming batch of a segment, a new one if there is none. NULL: too many are in flight. */
+struct ns_batch *ns_batch_forming(struct hifc_ns *ns, struct ns_open *open);
+/* Whether the next extent goes to another batch. */
+bool ns_batch_full(const struct hifc_ns *ns, const struct ns_batch *batch, uint64_t extent);
+void ns_batch_grow(struct hifc_ns *ns, struct ns_batch *batch, uint32_t bytes, bool written);
+struct hifc_disk_entry *ns_batch_entry(struct ns_batch *batch, const struct hifc_key *key,
+                                       enum hifc_entry_kind kind);
+/* A small value into a page that it shares. Returns its offset, 0 when there is no memory. */
+uint32_t ns_batch_pack(struct hifc_ns *ns, struct ns_batch *batch, struct ns_op *op,
+                       uint32_t extent);
+/* A value on pages of its own. Returns its offset. */
+uint32_t ns_batch_place(struct hifc_ns *ns, struct ns_batch *batch, struct ns_op *op,
+                        uint32_t extent);
+/* Gives a forming batch its sequence and sends it out. */
+void ns_batch_close(struct hifc_ns *ns, struct ns_batch *batch);
+/* Closes forming batches that may go out: all when force, else those under batch_inflight. */
+void ns_close_forming(struct hifc_ns *ns, bool force);
+/* Callback of a batch's transfers: driving thread, no mutex. */
+void ns_batch_xfer_done(struct hifc_xfer *xfer);
+
+/* ---- streams.c: mutex held ------------------------------------------------------------------ */
+/* The stream's segment with room for one more entry of extent bytes in batch-forming order, opening
+ * or rolling over as needed. status: HIFC_RETRY or HIFC_NO_SPACE where NULL. */
+struct ns_open *ns_stream_open(struct hifc_ns *ns, unsigned stream, uint64_t extent_bytes,
+                               bool reserve, int *status);
+
 /* ---- append.c ------------------------------------------------------------------------------- */
-/* Room in the segment's list of entries for one more than it may have to take: false if there is no
- * memory. */
-bool ns_open_reserve_entry(struct ns_open *open);
 /* Adds op (put, move, tombstone) to its stream: 0, or HIFC_RETRY, HIFC_NO_SPACE. Mutex held. */
 int ns_append(struct hifc_ns *ns, struct ns_op *op, unsigned stream);
 /* Adds a publish entry to the segment of op->reservation. Mutex held. */
 int ns_append_publish(struct hifc_ns *ns, struct ns_op *op);
 /* Takes room for a reservation. Mutex held. */
 int ns_append_reserved(struct hifc_ns *ns, struct ns_reservation *reservation, unsigned stream);
-/* Gives a forming batch its sequence and sends it out. Mutex held. */
-void ns_batch_close(struct hifc_ns *ns, struct ns_batch *batch);
-/* Closes forming batches that may go out: all when force, else those under batch_inflight. */
-void ns_close_forming(struct hifc_ns *ns, bool force);
 
 /* ---- acknowledge.c -------------------------------------------------------------------------- */
-/* Callback of a batch's transfers: driving thread, no mutex. */
-void ns_batch_xfer_done(struct hifc_xfer *xfer);
 void ns_batches_completed(struct hifc_ns *ns, struct ns_batch *list);
 void ns_headers_completed(struct hifc_ns *ns, struct ns_open *list);
 
-/* ---- request.c: mutex held ------------------------------------------------------------------ */
+/* ---- get.c: mutex held ---------------------------------------------------------------------- */
+/* An operation for a request, or NULL when all are in use. */
+struct ns_op *ns_op_for(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticket *ticket);
 /* Starts a get, for a ticket or with op for a ring: HIFC_IN_FLIGHT, or its answer. */
 int ns_get(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticket *ticket, struct ns_op *op);
 
@@ -523,6 +560,14 @@ bool ns_admit(struct hifc_ns *ns, const struct hifc_key *key, uint64_t bytes);
 /* What was admitted was not taken after all (Retry, No space): its bytes are not spent. */
 void ns_admit_undo(struct hifc_ns *ns, uint8_t cls, uint64_t bytes);
 
+/* ---- seal.c --------------------------------------------------------------------------------- */
+/* Seals a CLOSING segment at rest, whose payloads have been flushed (error: of that flush); blocks.
+ * No mutex held. */
+int ns_seal(struct hifc_ns *ns, struct ns_open *open, int error);
+/* Writes summary and footer of a segment: what seal and recovery share. Blocks. */
+int ns_seal_write(struct hifc_ns *ns, uint32_t segment, struct hifc_footer *footer,
+                  const struct hifc_summary_entry *entries, uint32_t entry_count);
+
 /* ---- janitor.c, reclaim.c ------------------------------------------------------------------- */
 int ns_janitor_start(struct hifc_ns *ns);
 void ns_janitor_stop(struct hifc_ns *ns);
@@ -531,12 +576,6 @@ void ns_janitor_inline(struct hifc_ns *ns);
 /* In between, the janitor stands still and its place is the caller's. Not nested. */
 void ns_janitor_pause(struct hifc_ns *ns);
 void ns_janitor_resume(struct hifc_ns *ns);
-/* Seals a CLOSING segment at rest, whose payloads have been flushed (error: of that flush); blocks.
- * No mutex held. */
-int ns_seal(struct hifc_ns *ns, struct ns_open *open, int error);
-/* Writes summary and footer of a segment: what seal and recovery share. Blocks. */
-int ns_seal_write(struct hifc_ns *ns, uint32_t segment, struct hifc_footer *footer,
-                  const struct hifc_summary_entry *entries, uint32_t entry_count);
 /* Frees up to NS_RECLAIM_DEAD_MAX segments in which nothing is live; blocks. The count freed, or
  * negative errno. */
 int ns_reclaim_dead(struct hifc_ns *ns);

@@ -284,6 +284,28 @@ static void add_neighbours(struct hifc_ns *ns, struct ns_fetch *fetch, const str
     }
 }
 
+static void fetch_completed(struct hifc_ns *ns, struct ns_fetch *fetch, int status)
+{
+    struct hifc_ring *ring = fetch->ring;
+    ns->stats.prefetch_bytes += status == HIFC_OK ? fetch->req.length : 0;
+    for (uint32_t number = fetch->first, next; number != NS_NO_WANT; number = next) {
+        next = ring->wants[number].next;
+        ring->started--;
+        answer_want(ns, ring, number, status);
+    }
+    fetch->next_free = ns->prefetch->free_fetches;
+    ns->prefetch->free_fetches = fetch;
+    if (atomic_load(&ring->closing)) {
+        atomic_store(&ns->prefetch->changed, true);
+    }
+}
+
+static void read_done(struct hifc_ns *ns, struct ns_op *op, int status)
+{
+    ns_op_free(ns, op);
+    fetch_completed(ns, op->fetch, status);
+}
+
 static int plan(struct hifc_ns *ns, struct ns_fetch *fetch)
 {
     struct hifc_ring *ring = fetch->ring;
@@ -318,24 +340,9 @@ static int plan(struct hifc_ns *ns, struct ns_fetch *fetch)
     ns_op_init(&fetch->op);
     fetch->op.req = &fetch->req;
     fetch->op.fetch = fetch;
+    fetch->op.read_done = read_done;
     fetch->op.key = key;
     return ns_get(ns, &fetch->req, NULL, &fetch->op);
-}
-
-void ns_fetch_completed(struct hifc_ns *ns, struct ns_fetch *fetch, int status)
-{
-    struct hifc_ring *ring = fetch->ring;
-    ns->stats.prefetch_bytes += status == HIFC_OK ? fetch->req.length : 0;
-    for (uint32_t number = fetch->first, next; number != NS_NO_WANT; number = next) {
-        next = ring->wants[number].next;
-        ring->started--;
-        answer_want(ns, ring, number, status);
-    }
-    fetch->next_free = ns->prefetch->free_fetches;
-    ns->prefetch->free_fetches = fetch;
-    if (atomic_load(&ring->closing)) {
-        atomic_store(&ns->prefetch->changed, true);
-    }
 }
 
 void ns_fetch_more(struct hifc_ns *ns)
@@ -362,7 +369,7 @@ void ns_fetch_more(struct hifc_ns *ns)
         if (status == HIFC_IN_FLIGHT) {
             ns->stats.prefetch_reads++;
         } else {
-            ns_fetch_completed(ns, fetch, status);
+            fetch_completed(ns, fetch, status);
         }
     }
 }

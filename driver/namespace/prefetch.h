@@ -75,8 +75,6 @@ struct ns_prefetch {
 /* Takes what stands in the rings and starts reads: the engine's gather. */
 uint32_t ns_rings_gather(void *ns);
 uint64_t ns_rings_sleep_max_ns(void *ns);
-/* A fetch ended. Mutex held. */
-void ns_fetch_completed(struct hifc_ns *ns, struct ns_fetch *fetch, int status);
 /* Starts wants while there are fetches left. Mutex held. */
 void ns_fetch_more(struct hifc_ns *ns);
 /* Wakes who waits for answers given since the last call. */

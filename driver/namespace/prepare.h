@@ -31,9 +31,5 @@ struct ns_scratch {
 int ns_prepare(struct hifc_ns *ns, struct hifc_req *reqs, uint32_t count,
                struct ns_scratch *scratch);
 void ns_scratch_free(struct ns_scratch *scratch);
-/* The memory of a request for bytes bytes, or NULL with the error set. */
-uint8_t *ns_resolve(struct hifc_ns *ns, const struct hifc_req *req, uint64_t bytes);
-/* The same for count checksums, given or wanted. */
-uint8_t *ns_checksum_memory(struct hifc_ns *ns, const struct hifc_req *req, uint32_t count);
 
 #endif

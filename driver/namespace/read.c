@@ -16,7 +16,6 @@
 
 #include "util/crc32c.h"
 #include "namespace/ns.h"
-#include "namespace/prefetch.h"
 
 static uint32_t page_down(uint32_t value)
 {
@@ -413,9 +412,8 @@ void ns_read_completed(struct hifc_ns *ns, struct ns_op *op)
     } else if (op->checksums_out) {
         give_checksums(op);
     }
-    if (op->fetch) {
-        ns_op_free(ns, op);
-        ns_fetch_completed(ns, op->fetch, status);
+    if (op->read_done) {
+        op->read_done(ns, op, status);
         return;
     }
     if (status == HIFC_OK) {
