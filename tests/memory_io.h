@@ -17,8 +17,6 @@
 #define hifc_blockio_flush memory_io_flush
 #define hifc_blockio_deallocate memory_io_deallocate
 #define hifc_blockio_device memory_io_device
-#define hifc_superblock_offset tested_superblock_offset
-#define hifc_segment_count_for tested_segment_count_for
 #define hifc_superblock_read tested_superblock_read
 #define hifc_superblock_write tested_superblock_write
 #define hifc_signature tested_signature

@@ -92,7 +92,7 @@ static inline bool hifc_io_check(const struct hifc_geometry *geometry, struct hi
     return true;
 }
 
-/* Sets error and status of a command that the kernel answered with a positive errno (file.c). */
+/* Sets error and status of a command that the kernel answered with a positive errno. */
 void hifc_io_fail_errno(struct hifc_io *io, int positive_errno);
 
 #endif

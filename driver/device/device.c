@@ -2,7 +2,8 @@
  *
  * device.c - the table of schemes, and opening a device through it.
  *
- * "faulty+" before any scheme wraps that device in injected faults (faulty.c). Any thread.
+ * A program that links hifc_device_faulty (tests/faulty/) also has "faulty+" before any scheme, which
+ * wraps that device in injected faults. The shipped library does not link it. Any thread.
  */
 #include <stdio.h>
 #include <string.h>
@@ -11,6 +12,9 @@
 #include "util/error.h"
 
 #define FAULTY_PREFIX "faulty+"
+
+extern const struct hifc_device_ops hifc_device_faulty
+    __attribute__((weak, visibility("hidden")));
 
 static const struct hifc_device_ops *const device_table[] = {
     &hifc_device_ram,
@@ -36,7 +40,7 @@ const char *hifc_schemes(void)
 static const struct hifc_device_ops *find_ops(const char *scheme)
 {
     if (strncmp(scheme, FAULTY_PREFIX, strlen(FAULTY_PREFIX)) == 0) {
-        return &hifc_device_faulty;
+        return &hifc_device_faulty; /* NULL where it is not linked */
     }
     for (size_t i = 0; i < sizeof(device_table) / sizeof(device_table[0]); i++) {
         if (strcmp(scheme, device_table[i]->scheme) == 0) {

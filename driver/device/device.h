@@ -158,7 +158,6 @@ int hifc_device_health(struct hifc_device *device, uint8_t log[512]);
 
 extern const struct hifc_device_ops hifc_device_ram;
 extern const struct hifc_device_ops hifc_device_file;
-extern const struct hifc_device_ops hifc_device_faulty; /* faulty+SCHEME://... */
 #ifdef HIFC_WITH_SPDK
 extern const struct hifc_device_ops hifc_device_spdk_pcie; /* spdk://BDF?ns=1 */
 extern const struct hifc_device_ops hifc_device_spdk_tcp;  /* spdk+tcp://ADDR:PORT/NQN?ns=1 */

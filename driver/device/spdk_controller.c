@@ -20,8 +20,8 @@
 #include <unistd.h>
 
 #include "device/spdk.h"
-#include "util/error.h"
 #include "util/clock.h"
+#include "util/error.h"
 
 #define CONTROLLER_INIT_TIMEOUT_MS 10000 /* of SPDK's admin commands while it brings one up */
 #define RESET_PAUSE_MS 20000             /* after one that failed */

@@ -17,8 +17,8 @@
 #include <unistd.h>
 
 #include "device/spdk.h"
-#include "util/error.h"
 #include "util/clock.h"
+#include "util/error.h"
 
 #define PROBE_TIMEOUT_MS 5000
 #define PDU_IC_REQ 0x00u

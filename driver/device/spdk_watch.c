@@ -23,8 +23,8 @@
 #include <unistd.h>
 
 #include "device/spdk.h"
-#include "util/error.h"
 #include "util/clock.h"
+#include "util/error.h"
 #include "util/thread.h"
 
 #define WATCH_POLL_MS 100

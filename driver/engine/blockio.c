@@ -23,8 +23,8 @@
 
 #include "engine/internal.h"
 #include "engine/region.h"
-#include "util/error.h"
 #include "util/clock.h"
+#include "util/error.h"
 
 #define SLOTS 8u
 #define SLOT_BYTES HIFC_BLOCKIO_PIECE_MAX_BYTES

@@ -17,8 +17,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "util/error.h"
 #include "util/clock.h"
+#include "util/error.h"
 
 #define TICK_MS_DEFAULT 100u
 /* Callbacks that answer -ECANCELED by submitting again are given up on after this many rounds. */

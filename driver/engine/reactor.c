@@ -28,9 +28,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "util/clock.h"
 #include "util/cpu.h"
 #include "util/error.h"
-#include "util/clock.h"
 #include "util/thread.h"
 
 /* With commands in flight the device's poll also finds timeouts: it is called at least so often. */

@@ -5,7 +5,7 @@
  * Second use: see second_use.h. Budget: bytes flow into a bucket of one day's write budget.
  */
 #include "namespace/ns.h"
-#include "namespace/second_use.h"
+#include "policy/second_use.h"
 #include "util/clock.h"
 
 #define DAY_NS (86400ull * 1000000000ull)

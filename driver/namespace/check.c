@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "util/crc32c.h"
 #include "namespace/ns.h"
+#include "util/crc32c.h"
 
 struct state {
     struct hifc_ns *ns;

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "util/crc32c.h"
 #include "namespace/ns.h"
 #include "util/clock.h"
+#include "util/crc32c.h"
 
 #define LEASE_TTL_DEFAULT_MS 60000u
 

@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "util/crc32c.h"
 #include "namespace/ns.h"
+#include "util/crc32c.h"
 
 int ns_memory_create(struct hifc_ns *ns)
 {

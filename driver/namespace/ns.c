@@ -11,8 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "namespace/drive.h"
-#include "namespace/owner.h"
+#include "admin/drive.h"
+#include "admin/owner.h"
 #include "namespace/prefetch.h"
 #include "util/clock.h"
 

@@ -25,10 +25,10 @@
 #include <stdint.h>
 
 #include "engine/engine.h"
-#include "util/error.h"
+#include "format/layout.h"
 #include "hifc.h"
 #include "namespace/index.h"
-#include "namespace/layout.h"
+#include "util/error.h"
 
 /* NVMe opcodes, for error messages */
 #define NS_OPCODE_WRITE 0x01u

@@ -4,7 +4,7 @@
  * segment that was open when the last owner stopped. Runs before anything else does, so it takes no
  * mutex.
  */
-#include "namespace/recover.h"
+#include "format/recover.h"
 
 #include <stdlib.h>
 #include <string.h>

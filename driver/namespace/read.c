@@ -14,8 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "util/crc32c.h"
 #include "namespace/ns.h"
+#include "util/crc32c.h"
 
 static uint32_t page_down(uint32_t value)
 {

@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "util/crc32c.h"
 #include "namespace/ns.h"
 #include "util/clock.h"
+#include "util/crc32c.h"
 
 #define MOVES_MAX 16u                /* entries moved at a time ... */
 #define MOVE_BYTES_MAX (32u << 20)   /* ... and their bytes, unless one alone is larger */

@@ -290,10 +290,3 @@ HIFC_API int hifc_submit(struct hifc_ns *ns, struct hifc_req *reqs, uint32_t cou
     *out = ticket;
     return 0;
 }
-
-HIFC_API int hifc_execute(struct hifc_ns *ns, struct hifc_req *req, int64_t timeout_us,
-                          struct hifc_ticket **ticket, struct hifc_ticket_info *info)
-{
-    int error = hifc_submit(ns, req, 1, ticket);
-    return error ? error : hifc_ticket_finish(ticket, timeout_us, info);
-}

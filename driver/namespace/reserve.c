@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "util/crc32c.h"
 #include "namespace/ns.h"
 #include "util/clock.h"
+#include "util/crc32c.h"
 
 int ns_reservations_create(struct hifc_ns *ns)
 {

@@ -19,9 +19,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "util/cpu.h"
 #include "namespace/ns.h"
 #include "util/clock.h"
+#include "util/cpu.h"
 
 #define TICKET_CLOSING_NAP_US 1000u
 #define TICKET_SPIN_ROUNDS 200u /* looks before it sleeps: a completion is often microseconds away */

@@ -176,3 +176,10 @@ HIFC_API void hifc_ticket_drop(struct hifc_ticket **ticket, int64_t timeout_us)
     pthread_mutex_unlock(&ns->mutex);
     *ticket = NULL;
 }
+
+HIFC_API int hifc_execute(struct hifc_ns *ns, struct hifc_req *req, int64_t timeout_us,
+                          struct hifc_ticket **ticket, struct hifc_ticket_info *info)
+{
+    int error = hifc_submit(ns, req, 1, ticket);
+    return error ? error : hifc_ticket_finish(ticket, timeout_us, info);
+}

@@ -23,8 +23,9 @@
 #define LEAD_HITS 500.0
 
 /* The first is the one that expects something. */
-static const char *const candidates[] = {"return_time", "lru", "arc",
-                                         "s3fifo",      "lfu", "frequency"};
+static const struct policy_ops *const candidates[] = {&policy_return_time, &policy_lru,
+                                                      &policy_arc,         &policy_s3fifo,
+                                                      &policy_lfu,         &policy_frequency};
 #define CANDIDATES (sizeof candidates / sizeof candidates[0])
 
 struct adaptive {
@@ -86,7 +87,7 @@ static int ad_open(struct policy *p)
     c->strays = LIST_EMPTY;
     c->kept = LIST_EMPTY;
     for (unsigned i = 0; i < CANDIDATES; i++) {
-        c->experts[i] = policy_open(candidates[i], p->capacity, p->decay_lambda);
+        c->experts[i] = policy_create(candidates[i], p->capacity, p->decay_lambda);
         if (!c->experts[i]) {
             return -ENOMEM;
         }

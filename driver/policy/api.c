@@ -5,8 +5,8 @@
 #include <errno.h>
 #include <math.h>
 
-#include "util/error.h"
 #include "policy/policy.h"
+#include "util/error.h"
 
 #define ID_MAX (1u << 30)
 

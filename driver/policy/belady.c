@@ -6,9 +6,9 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "util/error.h"
 #include "policy/heap.h"
 #include "policy/trace.h"
+#include "util/error.h"
 
 struct belady {
     struct policy base;   /* for the heap's memory alone */

@@ -1,20 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * policy.c - opens policies by name and moves blocks between their states. See policy.h.
+ * policy.c - makes a policy and moves blocks between its states. See policy.h.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "util/error.h"
 #include "policy/policy.h"
+#include "util/error.h"
 
 #define IDS_MIN 1024u
-
-static const struct policy_ops *const policies[] = {
-    &policy_default, &policy_return_time, &policy_frequency, &policy_lru,
-    &policy_lfu,     &policy_arc,         &policy_s3fifo,
-};
 
 int policy_grow_array(void **array, size_t old_count, size_t new_count, size_t item_bytes)
 {
@@ -27,18 +22,8 @@ int policy_grow_array(void **array, size_t old_count, size_t new_count, size_t i
     return 0;
 }
 
-struct policy *policy_open(const char *name, uint32_t capacity, double decay_lambda)
+struct policy *policy_create(const struct policy_ops *ops, uint32_t capacity, double decay_lambda)
 {
-    const struct policy_ops *ops = NULL;
-    for (size_t i = 0; i < sizeof policies / sizeof policies[0]; i++) {
-        if (!strcmp(policies[i]->name, name)) {
-            ops = policies[i];
-        }
-    }
-    if (!ops) {
-        hifc_fail(-EINVAL, "no policy is called %s", name);
-        return NULL;
-    }
     struct policy *p = calloc(1, ops->size);
     if (!p) {
         hifc_fail(-ENOMEM, "no memory for a policy");

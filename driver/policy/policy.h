@@ -58,7 +58,9 @@ struct policy {
 extern const struct policy_ops policy_lru, policy_lfu, policy_frequency, policy_arc, policy_s3fifo,
     policy_return_time, policy_default;
 
-/* NULL and hifc_last_error() if no policy has that name or memory is short. */
+/* NULL and hifc_last_error() if memory is short. */
+struct policy *policy_create(const struct policy_ops *ops, uint32_t capacity, double decay_lambda);
+/* The same by name (names.c), also if no policy has that name. */
 struct policy *policy_open(const char *name, uint32_t capacity, double decay_lambda);
 void policy_close(struct policy *p);
 int policy_reserve(struct policy *p, uint32_t ids);

@@ -8,10 +8,10 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "util/error.h"
-#include "namespace/second_use.h"
+#include "policy/second_use.h"
 #include "policy/policy.h"
 #include "policy/trace.h"
+#include "util/error.h"
 
 #define DAY_S 86400.0
 /* HIFC_ADMIT_EXPECTED: of what is missed, at most this share is written, the most promising. */

@@ -20,8 +20,8 @@
 #include <immintrin.h>
 #endif
 
-#include "util/crc32c_paths.h"
 #include "hifc.h"
+#include "util/crc32c_paths.h"
 
 #define CRC32C_POLYNOMIAL 0x82F63B78u
 #define ONE 0x80000000u /* x^0 */

@@ -8,7 +8,7 @@
  */
 #include "check.h"
 
-#include "device/faulty.h"
+#include "faulty/faulty.h"
 
 #define NAME "crash"
 #define SIZE "4480KiB" /* twelve segments of 256 KiB */

@@ -12,7 +12,7 @@
 
 #include "check.h"
 
-#include "device/faulty.h"
+#include "faulty/faulty.h"
 
 #define NAME "full"
 #define SEGMENT_BYTES (256u << 10)

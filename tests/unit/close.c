@@ -10,9 +10,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "device/faulty.h"
+#include "faulty/faulty.h"
 #include "namespace/ns.h"
-#include "namespace/owner.h"
+#include "admin/owner.h"
 
 #define NAME "close-test"
 #define PLAIN "ram://" NAME "?size=16MiB"

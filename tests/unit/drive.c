@@ -9,8 +9,8 @@
 
 #include "device/command.h"
 #include "util/error.h"
-#include "namespace/drive.h"
-#include "namespace/layout.h"
+#include "admin/drive.h"
+#include "format/layout.h"
 
 #define SIZE (1u << 30)
 enum { IDENTIFY = 0x06, REPORT = 0x0e, FORMAT = 0x80, GET_LOG = 0x02, SANITIZE = 0x84 };

@@ -3,9 +3,9 @@
  * The faulty device: what each fault does, and what a cut may and may not lose.
  */
 #include "unit/device_rig.h"
-#include "device/faulty.h"
-#include "device/faulty_state.h"
-#include "device/overlay.h"
+#include "faulty/faulty.h"
+#include "faulty/faulty_state.h"
+#include "faulty/overlay.h"
 #include "device/ram.h"
 
 #define LBAS 64u

@@ -5,9 +5,9 @@
  */
 #include "memory_io.h"
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
-#include "namespace/superblock.c"
-#include "namespace/signature.c"
-#include "namespace/format.c"
+#include "format/superblock.c"
+#include "format/signature.c"
+#include "admin/format.c"
 
 #include "util/crc32c.h"
 

@@ -3,7 +3,7 @@
  * Checksums and extents: every bit that a checksum must cover is covered, and nothing passes at
  * another place, in another generation or in another namespace.
  */
-#include "namespace/layout.h"
+#include "format/layout.h"
 
 #include "check.h"
 #include "util/crc32c.h"

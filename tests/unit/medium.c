@@ -10,7 +10,7 @@
 
 #include "device/ram.h"
 #include "engine/engine.h"
-#include "namespace/layout.h"
+#include "format/layout.h"
 
 #define NAME "ram://medium-test?size=16MiB"
 #define SEGMENT (512u << 10)

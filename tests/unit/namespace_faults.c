@@ -7,7 +7,7 @@
 
 #include <errno.h>
 
-#include "device/faulty.h"
+#include "faulty/faulty.h"
 
 #define NAME "namespace-faults"
 #define PLAIN "ram://" NAME "?size=8MiB"

@@ -11,7 +11,7 @@
 
 #include "check.h"
 #include "util/error.h"
-#include "namespace/owner.h"
+#include "admin/owner.h"
 
 static char folder[64];
 static unsigned detached;

@@ -5,9 +5,9 @@
  */
 #include "memory_io.h"
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
-#include "namespace/recover.c"
-#include "namespace/scan.c"
-#include "namespace/merge.c"
+#include "format/recover.c"
+#include "format/scan.c"
+#include "format/merge.c"
 
 #define SEGMENT_BYTES (256u << 10)
 #define SEGMENTS 14u

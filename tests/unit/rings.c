@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "device/faulty.h"
+#include "faulty/faulty.h"
 #include "long_sleep.h"
 
 #define NAME "ring-test"

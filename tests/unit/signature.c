@@ -5,8 +5,8 @@
  */
 #include "memory_io.h"
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
-#include "namespace/superblock.c"
-#include "namespace/signature.c"
+#include "format/superblock.c"
+#include "format/signature.c"
 
 #include <unistd.h>
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from hifc import Answer, HiFCError, Namespace
+from hifc import Answer, HiFCError, Namespace, driver
 
 KEYS = st.integers(0, 9)
 SIZES = st.sampled_from([1, 100, 4000, 4096, 5000, 40_000, 150_000])
@@ -316,6 +318,16 @@ class NamespaceMachine(RuleBasedStateMachine):
             self.recover()
         with self.may_be_cut():
             self.ns.close()
+
+
+@pytest.fixture(autouse=True)
+def faulty_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library with the device of injected faults, which is not shipped, in place of the usual."""
+    path = os.environ.get("HIFC_FAULTY_LIBRARY")
+    if not path:
+        pytest.skip("HIFC_FAULTY_LIBRARY is not set: tools/test builds it and sets it")
+    library = driver.load(Path(path))
+    monkeypatch.setattr(driver, "library", lambda: library)
 
 
 def test_namespace_is_a_dictionary() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talks to the process that owns a device, over its Unix socket (driver/namespace/owner.c).
+"""Talks to the process that owns a device, over its Unix socket (driver/admin/owner.c).
 
 One word and a newline go out, one JSON object comes back. Every wait and size has a limit.
 """

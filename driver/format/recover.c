@@ -9,15 +9,15 @@
  *
  * One thread, before anything else uses the namespace; blocking.
  */
-#include "namespace/recover.h"
+#include "format/recover.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "format/merge.h"
+#include "format/scan.h"
 #include "util/error.h"
-#include "namespace/merge.h"
-#include "namespace/scan.h"
 
 #define PAGES_AT_ONCE 1024u /* single pages read by one call */
 

@@ -4,7 +4,7 @@
  *
  * Pure functions of their arguments: no I/O, no state, any thread.
  */
-#include "namespace/layout.h"
+#include "format/layout.h"
 
 #include <stddef.h>
 #include <string.h>
@@ -89,4 +89,19 @@ uint64_t hifc_extent_bytes(uint32_t length, uint32_t part_count)
     }
     uint64_t step = hifc_extent_on_pages(length, part_count) ? HIFC_PAGE_BYTES : HIFC_UNIT_BYTES;
     return (bytes + step - 1) / step * step;
+}
+
+uint64_t hifc_superblock_offset(unsigned copy, uint64_t size_bytes)
+{
+    uint64_t size = size_bytes / HIFC_PAGE_BYTES * HIFC_PAGE_BYTES;
+    return copy < 2 ? (uint64_t)copy * HIFC_SUPERBLOCK_DISTANCE_BYTES
+                    : size - (HIFC_SUPERBLOCK_COPIES - copy) * (uint64_t)HIFC_SUPERBLOCK_DISTANCE_BYTES;
+}
+
+uint32_t hifc_segment_count_for(uint64_t size_bytes, uint64_t segment_size_bytes)
+{
+    uint64_t around = HIFC_DATA_OFFSET_BYTES + HIFC_TAIL_BYTES;
+    uint64_t size = size_bytes / HIFC_PAGE_BYTES * HIFC_PAGE_BYTES;
+    uint64_t count = size > around ? (size - around) / segment_size_bytes : 0;
+    return count < UINT32_MAX ? (uint32_t)count : UINT32_MAX;
 }

@@ -2,7 +2,7 @@
  *
  * merge.c - see merge.h.
  */
-#include "namespace/merge.h"
+#include "format/merge.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -6,12 +6,12 @@
  * the same of itself through SPDK and through the kernel. What cannot be asked counts against the
  * erasing of more than blocks. Any thread; blocks.
  */
-#include "namespace/drive.h"
+#include "admin/drive.h"
 
 #include <string.h>
 
+#include "format/layout.h"
 #include "util/error.h"
-#include "namespace/layout.h"
 
 #define OPCODE_IDENTIFY 0x06
 #define OPCODE_RESERVATION_REPORT 0x0e

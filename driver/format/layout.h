@@ -189,6 +189,9 @@ static inline bool hifc_extent_on_pages(uint32_t length, uint32_t part_count)
 struct hifc_device;
 struct hifc_blockio;
 
+#define HIFC_SUPERBLOCK_COPIES 4u
+#define HIFC_SUPERBLOCK_DISTANCE_BYTES (64u << 10)
+
 /* Offset of copy 0..3 on a device of size_bytes. */
 uint64_t hifc_superblock_offset(unsigned copy, uint64_t size_bytes);
 uint32_t hifc_segment_count_for(uint64_t size_bytes, uint64_t segment_size_bytes);

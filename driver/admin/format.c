@@ -10,7 +10,7 @@
  *
  * Called by the thread that formats; blocking.
  */
-#include "namespace/layout.h"
+#include "format/layout.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

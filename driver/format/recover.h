@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 #include "engine/engine.h"
-#include "namespace/layout.h"
+#include "format/layout.h"
 
 enum hifc_recovered_state {
     HIFC_RECOVERED_FREE,

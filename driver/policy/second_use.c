@@ -2,7 +2,7 @@
  *
  * second_use.c - see second_use.h.
  */
-#include "namespace/second_use.h"
+#include "policy/second_use.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -9,7 +9,7 @@
  *
  * Called by the thread that opens, formats or closes; blocking.
  */
-#include "namespace/layout.h"
+#include "format/layout.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -18,30 +18,13 @@
 #include "engine/engine.h"
 #include "util/error.h"
 
-#define COPIES 4u
-#define COPY_DISTANCE_BYTES (64u << 10)
 #define FEATURES_KNOWN UINT64_C(0)
-
-uint64_t hifc_superblock_offset(unsigned copy, uint64_t size_bytes)
-{
-    uint64_t size = size_bytes / HIFC_PAGE_BYTES * HIFC_PAGE_BYTES;
-    return copy < 2 ? (uint64_t)copy * COPY_DISTANCE_BYTES
-                    : size - (COPIES - copy) * (uint64_t)COPY_DISTANCE_BYTES;
-}
-
-uint32_t hifc_segment_count_for(uint64_t size_bytes, uint64_t segment_size_bytes)
-{
-    uint64_t around = HIFC_DATA_OFFSET_BYTES + HIFC_TAIL_BYTES;
-    uint64_t size = size_bytes / HIFC_PAGE_BYTES * HIFC_PAGE_BYTES;
-    uint64_t count = size > around ? (size - around) / segment_size_bytes : 0;
-    return count < UINT32_MAX ? (uint32_t)count : UINT32_MAX;
-}
 
 /* What was found at the four places. */
 struct copies {
-    struct hifc_superblock page[COPIES];
-    bool valid[COPIES];
-    bool foreign[COPIES]; /* our magic, but the checksum does not hold */
+    struct hifc_superblock page[HIFC_SUPERBLOCK_COPIES];
+    bool valid[HIFC_SUPERBLOCK_COPIES];
+    bool foreign[HIFC_SUPERBLOCK_COPIES]; /* our magic, but the checksum does not hold */
     int error;            /* of the last read that failed */
 };
 
@@ -91,8 +74,8 @@ static bool agree(const struct hifc_superblock *a, const struct hifc_superblock 
 static int choose(const struct copies *copies)
 {
     int best = -1;
-    for (unsigned i = 0; i < COPIES; i++) {
-        for (unsigned j = i + 1; j < COPIES; j++) {
+    for (unsigned i = 0; i < HIFC_SUPERBLOCK_COPIES; i++) {
+        for (unsigned j = i + 1; j < HIFC_SUPERBLOCK_COPIES; j++) {
             if (copies->valid[i] && copies->valid[j] &&
                 agree(&copies->page[i], &copies->page[j]) &&
                 (best < 0 || copies->page[i].sequence > copies->page[best].sequence)) {
@@ -107,7 +90,7 @@ static int nothing_here(struct hifc_blockio *io, const struct copies *copies)
 {
     const char *uri = hifc_blockio_device(io)->uri;
     unsigned valid = 0, foreign = 0;
-    for (unsigned i = 0; i < COPIES; i++) {
+    for (unsigned i = 0; i < HIFC_SUPERBLOCK_COPIES; i++) {
         valid += copies->valid[i];
         foreign += copies->foreign[i];
     }
@@ -178,7 +161,7 @@ int hifc_superblock_read(struct hifc_blockio *io, struct hifc_superblock *sb, ui
     *highest = 0;
     read_copies(io, copies);
     int best = choose(copies), rc = 0, lone = -1;
-    for (unsigned i = 0; i < COPIES; i++) {
+    for (unsigned i = 0; i < HIFC_SUPERBLOCK_COPIES; i++) {
         if (copies->valid[i]) {
             lone = (int)i;
             if (best < 0 || memcmp(copies->page[i].uuid, copies->page[best].uuid, 16) == 0) {
@@ -205,7 +188,7 @@ int hifc_superblock_read(struct hifc_blockio *io, struct hifc_superblock *sb, ui
 /* Two copies that agree on the namespace's newest state: the last two, unless an update that was
  * cut left it in others. They stay as they are until the new state is in the other two. */
 static void choose_protected(struct hifc_blockio *io, const struct hifc_superblock *sb,
-                             bool protected[COPIES])
+                             bool protected[HIFC_SUPERBLOCK_COPIES])
 {
     struct copies *copies = calloc(1, sizeof *copies);
     int best = -1;
@@ -216,7 +199,7 @@ static void choose_protected(struct hifc_blockio *io, const struct hifc_superblo
     if (best < 0 || memcmp(copies->page[best].uuid, sb->uuid, sizeof sb->uuid) != 0) {
         protected[2] = protected[3] = true;
     } else {
-        for (unsigned copy = COPIES, count = 0; copy-- > 0 && count < 2;) {
+        for (unsigned copy = HIFC_SUPERBLOCK_COPIES, count = 0; copy-- > 0 && count < 2;) {
             protected[copy] = copies->valid[copy] && agree(&copies->page[copy],
                                                            &copies->page[best]);
             count += protected[copy];
@@ -227,7 +210,7 @@ static void choose_protected(struct hifc_blockio *io, const struct hifc_superblo
 
 int hifc_superblock_write(struct hifc_blockio *io, struct hifc_superblock *sb)
 {
-    bool protected[COPIES] = {false};
+    bool protected[HIFC_SUPERBLOCK_COPIES] = {false};
     if (sb->sequence == 0 || sb->size_bytes > hifc_blockio_device(io)->geometry.size_bytes) {
         return hifc_fail(-EINVAL, "superblock update %" PRIu64 " of a namespace of %" PRIu64
                          " bytes: an internal error, please report it", sb->sequence,
@@ -235,7 +218,7 @@ int hifc_superblock_write(struct hifc_blockio *io, struct hifc_superblock *sb)
     }
     choose_protected(io, sb, protected);
     for (unsigned turn = 0; turn < 2; turn++) {
-        for (unsigned copy = 0; copy < COPIES; copy++) {
+        for (unsigned copy = 0; copy < HIFC_SUPERBLOCK_COPIES; copy++) {
             if (protected[copy] != (turn == 1)) {
                 continue;
             }

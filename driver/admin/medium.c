@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "admin/drive.h"
 #include "engine/engine.h"
+#include "format/layout.h"
 #include "util/error.h"
-#include "namespace/drive.h"
-#include "namespace/layout.h"
 
 #define SANITIZE_POLL_MS 1000u
 #define SANITIZE_WAIT_MS (4ull * 3600 * 1000) /* block erase takes minutes, and large drives hours */

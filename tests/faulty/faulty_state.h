@@ -11,8 +11,8 @@
 #include <stdint.h>
 
 #include "device/device.h"
-#include "device/faulty.h"
-#include "device/overlay.h"
+#include "faulty/faulty.h"
+#include "faulty/overlay.h"
 
 struct hifc_fault_range {
     uint64_t first, last;

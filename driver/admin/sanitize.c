@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sanitize.c - NVMe Sanitize: starting it, waiting for it, and saying that one runs or has failed.
+ * sanitize.c - NVMe Sanitize: starting it and waiting for it.
  *
  * It is the drive's, not a command's: the command ends at once, and the drive goes on through resets
  * and losses of power, failing every read and write until it has ended. So a killed process leaves a
@@ -13,77 +13,13 @@
 #include <string.h>
 #include <time.h>
 
+#include "admin/drive.h"
+#include "admin/sanitize.h"
 #include "device/command.h"
-#include "util/error.h"
-#include "namespace/drive.h"
 #include "util/clock.h"
+#include "util/error.h"
 
-#define OPCODE_GET_LOG_PAGE 0x02
-#define OPCODE_SANITIZE 0x84
-#define NSID_ALL 0xffffffffu
-#define LOG_SANITIZE_STATUS 0x81u
-#define LOG_BYTES 512u
-#define SC_SANITIZE_FAILED 0x1c
-#define SC_SANITIZE_IN_PROGRESS 0x1d
 #define START_TIMEOUT_MS 60000u
-#define ALLOW_UNRESTRICTED_EXIT 8u
-enum { ACTION_BLOCK_ERASE = 2, ACTION_OVERWRITE = 3, ACTION_CRYPTO_ERASE = 4 };
-
-static uint32_t load(const uint8_t *log, unsigned offset, unsigned bytes)
-{
-    uint32_t value = 0;
-    memcpy(&value, log + offset, bytes); /* little-endian as the page is: layout.h */
-    return value;
-}
-
-int hifc_sanitize_read(struct hifc_device *device, struct hifc_sanitize_status *out)
-{
-    /* SSTAT; 4 is a success after which blocks were deallocated though that was not asked for. */
-    static const uint8_t states[] = {HIFC_SANITIZE_NONE, HIFC_SANITIZE_DONE, HIFC_SANITIZE_RUNNING,
-                                     HIFC_SANITIZE_FAILED, HIFC_SANITIZE_DONE};
-    uint8_t log[LOG_BYTES] = {0};
-    struct hifc_nvme_passthru command = {.opcode = OPCODE_GET_LOG_PAGE, .nsid = NSID_ALL,
-                                         .cdw10 = (LOG_BYTES / 4 - 1) << 16 | LOG_SANITIZE_STATUS,
-                                         .timeout_ms = HIFC_DRIVE_TIMEOUT_MS, .data = log,
-                                         .data_bytes = LOG_BYTES};
-    int error = device->ops->passthru(device, &command);
-    if (error) {
-        return error;
-    }
-    uint32_t status = load(log, 2, 2) & 7;
-    uint32_t action = load(log, 4, 4) & 7;
-    *out = (struct hifc_sanitize_status){
-        .state = status < sizeof states ? states[status] : HIFC_SANITIZE_UNKNOWN,
-        .action = action,
-        .progress = load(log, 0, 2),
-        .restricted = status != 0 && !(load(log, 4, 4) & ALLOW_UNRESTRICTED_EXIT),
-        .estimate_s = action == ACTION_BLOCK_ERASE    ? load(log, 12, 4)
-                      : action == ACTION_CRYPTO_ERASE ? load(log, 16, 4)
-                      : action == ACTION_OVERWRITE    ? load(log, 8, 4)
-                                                      : UINT32_MAX,
-    };
-    return 0;
-}
-
-int hifc_sanitize_explain(struct hifc_device *device, int error)
-{
-    struct hifc_error kept;
-    struct hifc_sanitize_status now;
-    if (error != -EIO || !device || !device->ops->passthru || !device->geometry.nsid) {
-        return error;
-    }
-    hifc_error_copy(&kept);
-    if (hifc_sanitize_read(device, &now) == 0 && (now.state == HIFC_SANITIZE_RUNNING ||
-                                                  now.state == HIFC_SANITIZE_FAILED)) {
-        uint8_t sc = now.state == HIFC_SANITIZE_RUNNING ? SC_SANITIZE_IN_PROGRESS
-                                                        : SC_SANITIZE_FAILED;
-        uint8_t opcode = kept.lba_bytes ? kept.opcode : OPCODE_SANITIZE;
-        return hifc_fail_command(error, HIFC_SCT_GENERIC, sc, opcode, kept.lba, kept.nlb,
-                                 kept.lba_bytes, device->uri);
-    }
-    hifc_error_adopt(&kept);
-    return error;
-}
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
@@ -102,12 +38,12 @@ static int start(struct hifc_device *device, const struct hifc_device_info *info
     if (beyond) {
         return hifc_fail(-EPERM, "%s: sanitize is refused: %s", device->uri, beyond);
     }
-    *action = blocks ? ACTION_BLOCK_ERASE : ACTION_CRYPTO_ERASE;
+    *action = blocks ? HIFC_SANITIZE_BLOCK_ERASE : HIFC_SANITIZE_CRYPTO_ERASE;
     /* After a restricted one that failed, the drive takes only another restricted one. */
     bool restricted = info->sanitize.state == HIFC_SANITIZE_FAILED && info->sanitize.restricted;
-    struct hifc_nvme_passthru command = {.opcode = OPCODE_SANITIZE,
+    struct hifc_nvme_passthru command = {.opcode = HIFC_OPCODE_SANITIZE,
                                          .cdw10 = *action |
-                                                  (restricted ? 0 : ALLOW_UNRESTRICTED_EXIT),
+                                                  (restricted ? 0 : HIFC_SANITIZE_UNRESTRICTED_EXIT),
                                          .timeout_ms = START_TIMEOUT_MS};
     return device->ops->passthru(device, &command);
 }
@@ -154,7 +90,7 @@ int hifc_sanitize_device(struct hifc_device *device, hifc_sanitize_watch watch, 
         return error;
     }
     if (status.state == HIFC_SANITIZE_FAILED) {
-        return hifc_fail_command(-EIO, HIFC_SCT_GENERIC, SC_SANITIZE_FAILED, OPCODE_SANITIZE, 0, 0,
+        return hifc_fail_command(-EIO, HIFC_SCT_GENERIC, HIFC_SC_SANITIZE_FAILED, HIFC_OPCODE_SANITIZE, 0, 0,
                                  0, device->uri);
     }
     if (status.state != HIFC_SANITIZE_DONE || status.action != action) {

@@ -2,7 +2,7 @@
  *
  * scan.c - see scan.h. docs/format.md, "Recovery", gives the reasons for every rule here.
  */
-#include "namespace/scan.h"
+#include "format/scan.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "util/crc32c.h"
 #include "device/command.h"
+#include "util/crc32c.h"
 #include "util/error.h"
 
 #define READ_BYTES (2u << 20) /* read at a time, so that several commands are in flight */

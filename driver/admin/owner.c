@@ -15,7 +15,7 @@
  * leaves only the dead name.
  */
 #define _GNU_SOURCE
-#include "namespace/owner.h"
+#include "admin/owner.h"
 
 #include <dirent.h>
 #include <fcntl.h>

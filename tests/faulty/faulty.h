@@ -47,4 +47,6 @@ void hifc_faulty_clear(struct hifc_device *device);
 
 #define HIFC_FAULTY_RANGES_MAX 64u
 
+extern const struct hifc_device_ops hifc_device_faulty; /* faulty+SCHEME://... */
+
 #endif

@@ -10,9 +10,9 @@
 #include <time.h>
 
 #include "device/command.h"
-#include "device/faulty_state.h"
-#include "util/error.h"
+#include "faulty/faulty_state.h"
 #include "util/clock.h"
+#include "util/error.h"
 
 #define FAULTY_DEPTH_MAX 4096u
 #define NEVER UINT64_MAX

@@ -20,8 +20,8 @@
 #include <string.h>
 
 #include "device/device.h"
-#include "device/faulty.h"
-#include "device/faulty_state.h"
+#include "faulty/faulty.h"
+#include "faulty/faulty_state.h"
 #include "util/error.h"
 
 #define FAULTY_DELAY_MAX 10000u

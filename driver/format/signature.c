@@ -9,7 +9,7 @@
  * Called by the thread that formats or opens; blocking. The name handed out belongs to the calling
  * thread until its next call.
  */
-#include "namespace/layout.h"
+#include "format/layout.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -8,7 +8,7 @@
 #ifndef HIFC_MERGE_H
 #define HIFC_MERGE_H
 
-#include "namespace/recover.h"
+#include "format/recover.h"
 
 struct hifc_merge_input {
     uint64_t first_sequence; /* no entry has a lower one */

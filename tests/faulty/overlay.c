@@ -8,7 +8,7 @@
  * nothing once the chunks are there. One thread at a time.
  */
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
-#include "device/overlay.h"
+#include "faulty/overlay.h"
 
 #include <stdbool.h>
 #include <stdlib.h>

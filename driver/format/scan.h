@@ -11,7 +11,7 @@
 #ifndef HIFC_SCAN_H
 #define HIFC_SCAN_H
 
-#include "namespace/recover.h"
+#include "format/recover.h"
 
 /* The bytes of one segment at a time, read when they are looked at. */
 struct hifc_scan_source {
