@@ -36,7 +36,8 @@ NAMESPACE = (
 COMPONENTS = ({"engine/engine", "engine/queue", "engine/reactor"},)
 
 DEFINITION = re.compile(
-    r"^(?!static\b|typedef\b|else\b|return\b)(?:HIFC_API\s+)?[a-z_][\w \*]*?\b(\w+)\([^;{}]*\)\s*\{",
+    r"^(?!static\b|typedef\b|else\b|return\b)(?:HIFC_API\s+)?[a-z_][\w \*]*?\b(\w+)"
+    r"\([^;{}]*\)\s*\{",
     re.MULTILINE,
 )
 TABLE = re.compile(r"^const struct \w+ (\w+)\s*(?:\[\])?\s*=", re.MULTILINE)

@@ -322,7 +322,7 @@ class NamespaceMachine(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def faulty_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library with the device of injected faults, which is not shipped, in place of the usual."""
+    """Loads the library that has the device of injected faults, which is not shipped."""
     path = os.environ.get("HIFC_FAULTY_LIBRARY")
     if not path:
         pytest.skip("HIFC_FAULTY_LIBRARY is not set: tools/test builds it and sets it")
