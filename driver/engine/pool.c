@@ -32,6 +32,7 @@
 #include "engine/engine.h"
 #include "engine/region.h"
 #include "util/error.h"
+#include "util/invariant.h"
 
 #define PAGE_BYTES HIFC_PAGE_BYTES
 #define CLASSES 32u
@@ -334,7 +335,7 @@ int hifc_pools_free(struct hifc_pools *pools, uint64_t offset)
     bool valid = false;
     pthread_mutex_lock(&pools->mutex);
     if (starts_buffer(pools, offset)) {
-        pools->used_bytes -= (uint64_t)pools->pages[page].count * PAGE_BYTES;
+        hifc_count_down(pools->used_bytes, (uint64_t)pools->pages[page].count * PAGE_BYTES);
         give_back(pools, (uint32_t)page);
         valid = true;
     }
@@ -438,8 +439,8 @@ static void unmap_if_unused(struct hifc_pools *pools)
 static void end_loan(struct hifc_pools *pools, uint32_t first)
 {
     uint64_t bytes = (uint64_t)pools->pages[first].count * PAGE_BYTES;
-    pools->used_bytes -= bytes;
-    pools->lent_bytes -= bytes;
+    hifc_count_down(pools->used_bytes, bytes);
+    hifc_count_down(pools->lent_bytes, bytes);
     give_back(pools, first);
 }
 

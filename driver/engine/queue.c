@@ -21,6 +21,7 @@
 #include <stdlib.h>
 
 #include "util/error.h"
+#include "util/invariant.h"
 
 /* ---- ends ----------------------------------------------------------------------------------- */
 
@@ -94,9 +95,9 @@ static void command_done(struct hifc_io *io)
 {
     struct hifc_queue *queue = ((struct hifc_command *)io)->queue;
     struct hifc_xfer *xfer = io->owner;
-    queue->inflight--;
-    queue->inflight_bytes -= io->length_bytes;
-    xfer->inflight--;
+    hifc_count_down(queue->inflight, 1u);
+    hifc_count_down(queue->inflight_bytes, io->length_bytes);
+    hifc_count_down(xfer->inflight, 1u);
     if (io->error) {
         fail_command(queue, xfer, io);
     } else {
@@ -112,7 +113,7 @@ static void command_done(struct hifc_io *io)
 static void drop_command(struct hifc_queue *queue, struct hifc_io *io)
 {
     struct hifc_xfer *xfer = io->owner;
-    xfer->inflight--;
+    hifc_count_down(xfer->inflight, 1u);
     end_command(queue, xfer, io);
 }
 
@@ -359,7 +360,7 @@ static uint32_t submit_staged(struct hifc_queue *queue)
     for (uint32_t i = 0; i < taken; i++) {
         count_command(queue, queue->staged[i]);
     }
-    queue->staged_count -= taken;
+    hifc_count_down(queue->staged_count, taken);
     for (uint32_t i = 0; i < queue->staged_count; i++) {
         queue->staged[i] = queue->staged[taken + i];
     }

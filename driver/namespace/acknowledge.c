@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "namespace/ns.h"
+#include "util/invariant.h"
 
 /* There is room: whoever appended the entry reserved it. */
 static void entries_add(struct ns_open *open, const struct hifc_disk_entry *entry,
@@ -61,11 +62,13 @@ static void op_acknowledge(struct hifc_ns *ns, struct ns_op *op)
         bytes = 0;
         break;
     default:
+        hifc_assert(slot && slot->flags & HIFC_SLOT_PENDING);
+        hifc_assert(slot->segment == op->segment && slot->offset == op->offset);
         slot->flags &= (uint8_t)~HIFC_SLOT_PENDING;
         if (op->has_previous) {
             ns_slot_dead(ns, &op->previous);
-            ns->segments[op->previous.segment].pins--;
-            ns->entries_swap -= op->previous.flags & HIFC_SLOT_SWAP ? 1 : 0;
+            ns_segment_unpin(ns, op->previous.segment);
+            hifc_count_down(ns->entries_swap, op->previous.flags & HIFC_SLOT_SWAP ? 1u : 0u);
         }
         ns->entries_swap += op->cls == HIFC_SWAP;
         ns->stats.put_count++;
@@ -91,7 +94,7 @@ static void op_undo(struct hifc_ns *ns, struct ns_op *op)
     struct hifc_slot *slot = hifc_index_find(ns->index, &op->key);
     if (op->has_previous) {
         *slot = op->previous;
-        ns->segments[op->previous.segment].pins--;
+        ns_segment_unpin(ns, op->previous.segment);
     } else {
         hifc_index_remove(ns->index, slot);
     }
@@ -149,6 +152,10 @@ static void op_relocate(struct hifc_ns *ns, struct ns_op *op, int error)
 static void batch_acknowledge(struct hifc_ns *ns, struct ns_batch *batch)
 {
     struct ns_open *open = batch->open;
+    /* In the order of their headers: what follows is not visible before what it may replace. */
+    hifc_assert(batch->completed && batch->error == 0 && !open->failed);
+    hifc_assert(batch->header->index == open->acknowledged_batches);
+    hifc_assert(batch->sequence > open->last_sequence);
     for (uint32_t i = 0; i < batch->entry_count; i++) {
         const struct hifc_disk_entry *entry = &batch->header->entries[i];
         if (entry->kind != HIFC_ENTRY_RESERVED) {
@@ -233,8 +240,9 @@ static void sequence_advance(struct hifc_ns *ns)
 void ns_batches_completed(struct hifc_ns *ns, struct ns_batch *list)
 {
     for (struct ns_batch *batch = list; batch; batch = batch->next_done) {
+        hifc_assert(!batch->completed && batch->pending == 0 && batch->holders > 0);
         batch->completed = true;
-        batch->open->inflight--;
+        hifc_count_down(batch->open->inflight, 1u);
         if (batch->error != 0) {
             ns_command_error(ns, &batch->failed, &ns->last_device_error);
             ns->stats.device_error_count++;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "namespace/ns.h"
+#include "util/invariant.h"
 
 /* Builds what follows the body: the rest of the value, zeros, the checksum table. */
 static bool op_make_tail(struct hifc_ns *ns, struct ns_op *op, uint32_t extent)
@@ -38,6 +39,7 @@ int ns_append(struct hifc_ns *ns, struct ns_op *op, unsigned stream)
     bool on_pages = value && hifc_extent_on_pages(op->length, op->part_count);
     int status = HIFC_RETRY;
 
+    ns_assert_locked(ns);
     if (on_pages && !op_make_tail(ns, op, extent)) {
         return HIFC_RETRY;
     }
@@ -131,7 +133,7 @@ int ns_append_publish(struct hifc_ns *ns, struct ns_op *op)
     op->next = NULL;
     *batch->ops_tail = op;
     batch->ops_tail = &op->next;
-    open->reservations--;
+    hifc_count_down(open->reservations, 1u);
     open->entry_count_max++;
     if (op->tail) {
         op->spans[0] = (struct hifc_span){.base = op->tail, .bytes = op->tail_bytes};

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "namespace/ns.h"
+#include "util/invariant.h"
 
 /* Driving thread, no mutex: the last transfer of a batch hands it to ns_batches_completed. */
 void ns_batch_xfer_done(struct hifc_xfer *xfer)
@@ -33,6 +34,10 @@ void ns_batch_close(struct hifc_ns *ns, struct ns_batch *batch)
     struct hifc_batch_header *header = batch->header;
     uint64_t base = ns_segment_base(ns, open->segment);
 
+    ns_assert_locked(ns);
+    hifc_assert(open->forming == batch && batch->entry_count > 0 && !open->failed);
+    hifc_assert(batch->offset + batch->bytes == ns->segments[open->segment].used_bytes);
+    hifc_assert(ns->segments[open->segment].used_bytes <= ns->segment_size);
     batch->sequence = ++ns->sequence;
     header->generation = ns->segments[open->segment].generation;
     header->epoch = ns->sb.open_epoch;

@@ -186,14 +186,14 @@ static int check_segment(struct state *state, uint32_t segment)
     }
     for (uint32_t i = 0; i < count; i++) {
         const struct hifc_disk_entry *entry = &entries[i].entry;
-        pthread_mutex_lock(&ns->mutex);
+        ns_lock(ns);
         const struct hifc_slot *slot = hifc_index_find(ns->index, &entry->key);
         bool here = slot && entry->kind == HIFC_ENTRY_VALUE && slot->segment == segment &&
                     slot->offset == entry->offset;
         if (here && (slot->length != entry->length || slot->checksum != entry->checksum)) {
             problem(state, "entry %u of segment %u differs from the index", i, segment);
         }
-        pthread_mutex_unlock(&ns->mutex);
+        ns_unlock(ns);
         live += here;
     }
     if (live != ns->segments[segment].live_entries) {
@@ -263,13 +263,13 @@ static int check_all(struct hifc_ns *ns, uint32_t kind, struct hifc_check_result
 {
     struct state state = {.ns = ns, .result = out};
     int error;
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     error = copy_index(&state);
     if (!error && kind & HIFC_CHECK_INDEX) {
         check_places(&state);
         check_accounts(&state);
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     for (uint32_t i = 0; i < ns->segment_count && !error && kind & HIFC_CHECK_INDEX; i++) {
         if (ns->segments[i].state == NS_SEALED && ns->segments[i].used_bytes > 0) {
             error = check_segment(&state, i);

@@ -8,32 +8,32 @@
 
 int ns_flush(struct hifc_ns *ns)
 {
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     uint64_t covered = ns->completed_sequence;
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     int error = hifc_blockio_flush(ns->io);
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     ns->stats.flush_count++;
     if (!error && covered > ns->flushed_sequence) {
         ns->flushed_sequence = covered;
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     return error;
 }
 
 int ns_settle(struct hifc_ns *ns, int64_t timeout_us)
 {
     uint64_t deadline = hifc_deadline_ns(timeout_us);
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     ns_close_forming(ns, true);
     uint64_t target = ns->sequence;
     ns_unlock_and_issue(ns);
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     while (ns->completed_sequence < target && ns->global_head && hifc_now_ns() < deadline) {
         ns_wait_changed(ns);
     }
     bool settled = ns->completed_sequence >= target || !ns->global_head;
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     return settled ? 0 : hifc_fail(-ETIMEDOUT, "batches on %s did not complete in time", ns->uri);
 }
 
@@ -53,15 +53,15 @@ HIFC_API int hifc_sync(struct hifc_ns *ns)
 int ns_drain(struct hifc_ns *ns, int64_t timeout_us)
 {
     uint64_t deadline = hifc_deadline_ns(timeout_us);
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     ns_close_forming(ns, true);
     ns_unlock_and_issue(ns);
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     while (ns->requests_inflight > 0 && hifc_now_ns() < deadline) {
         ns_wait_changed(ns);
     }
     uint32_t left = ns->requests_inflight;
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     return left == 0 ? 0
                      : hifc_fail(-ETIMEDOUT, "%u requests on %s are still in flight", left,
                                  ns->uri);

@@ -32,6 +32,7 @@
 #include <unistd.h>
 
 #include "util/error.h"
+#include "util/invariant.h"
 
 #define PAGE_SLOTS (HIFC_PAGE_BYTES / (uint32_t)sizeof(struct hifc_slot))
 #define TOTAL_MAX 8192u
@@ -402,8 +403,8 @@ void hifc_index_remove(struct hifc_index *index, struct hifc_slot *slot)
     }
     memmove(slot, slot + 1, (size_t)(end - slot - 1) * sizeof *slot);
     memset(end - 1, 0, sizeof *slot);
-    shard->count--;
-    index->count--;
+    hifc_count_down(shard->count, 1u);
+    hifc_count_down(index->count, 1u);
     if (shard->count < shard->capacity / 2 && total_for(shard->count) < shard->total) {
         resize(index, shard, shard->depth, total_for(shard->count));
     }

@@ -37,12 +37,12 @@ static void seal_ready(struct hifc_ns *ns)
     if (count == 0) {
         return;
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     int error = ns_flush(ns);
     for (uint32_t i = 0; i < count; i++) {
         (void)ns_seal(ns, ready[i], error);
     }
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
 }
 
 /* ---- the work ------------------------------------------------------------------------------- */
@@ -70,19 +70,19 @@ static void close_what_may_be_evicted(struct hifc_ns *ns, bool disk_full)
 static void work(struct hifc_ns *ns)
 {
     seal_ready(ns);
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     while (ns_reclaim_dead(ns) == NS_RECLAIM_DEAD_MAX) {
     }
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     for (unsigned pass = 0; pass < JANITOR_PASSES_MAX && space_is_low(ns) &&
                             (!ns->reclaim_exhausted || ns->roomless_count > 0) &&
                             !ns->janitor_stop;
          pass++) {
         bool room_low = ns_room_low(ns, 0), reclaim = !ns->reclaim_exhausted;
-        pthread_mutex_unlock(&ns->mutex);
+        ns_unlock(ns);
         bool found_room = room_low && ns_room_one(ns);
         int progress = found_room ? 1 : reclaim ? ns_reclaim_one(ns) : 0;
-        pthread_mutex_lock(&ns->mutex);
+        ns_lock(ns);
         if (progress > 0) {
             ns->segment_wanted = false;
             /* What finds the index full again says so. */
@@ -110,7 +110,7 @@ static void expire(struct hifc_ns *ns)
 
 void ns_janitor_inline(struct hifc_ns *ns)
 {
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     if (!ns->janitor_running && ns->janitor_wanted && !ns->janitor_stop) {
         ns->janitor_running = true;
         ns->janitor_wanted = false;
@@ -118,13 +118,13 @@ void ns_janitor_inline(struct hifc_ns *ns)
         work(ns);
         ns->janitor_running = false;
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
 }
 
 static void *janitor_main(void *argument)
 {
     struct hifc_ns *ns = argument;
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     while (!ns->janitor_stop) {
         if (ns->janitor_wanted && !ns->janitor_running) {
             ns->janitor_running = true;
@@ -134,29 +134,29 @@ static void *janitor_main(void *argument)
             continue;
         }
         struct timespec until = hifc_after_ns(NS_TICK_MS * 1000000ull);
-        pthread_cond_timedwait(&ns->changed, &ns->mutex, &until);
+        ns_sleep(ns, &until);
         expire(ns);
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     return NULL;
 }
 
 void ns_janitor_pause(struct hifc_ns *ns)
 {
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     while (ns->janitor_running) {
         ns_wait_changed(ns);
     }
     ns->janitor_running = true;
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
 }
 
 void ns_janitor_resume(struct hifc_ns *ns)
 {
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     ns->janitor_running = false;
     pthread_cond_broadcast(&ns->changed);
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
 }
 
 int ns_janitor_start(struct hifc_ns *ns)
@@ -171,10 +171,10 @@ int ns_janitor_start(struct hifc_ns *ns)
 
 void ns_janitor_stop(struct hifc_ns *ns)
 {
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     ns->janitor_stop = true;
     pthread_cond_broadcast(&ns->changed);
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     if (ns->janitor_thread) {
         pthread_join(ns->janitor, NULL);
         ns->janitor_thread = false;

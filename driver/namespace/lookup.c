@@ -9,6 +9,7 @@
 #include "namespace/ns.h"
 #include "util/clock.h"
 #include "util/crc32c.h"
+#include "util/invariant.h"
 
 #define LEASE_TTL_DEFAULT_MS 60000u
 
@@ -58,7 +59,7 @@ HIFC_API int hifc_lookup(struct hifc_ns *ns, const struct hifc_key *keys, uint32
     if (error) {
         return error;
     }
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     for (uint32_t i = 0; i < count; i++) {
         hifc_index_prefetch(ns->index, &keys[i]);
     }
@@ -69,7 +70,7 @@ HIFC_API int hifc_lookup(struct hifc_ns *ns, const struct hifc_key *keys, uint32
             lengths[i] = answers[i] == HIFC_OK ? slot->length : 0;
         }
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     return 0;
 }
 
@@ -84,14 +85,14 @@ HIFC_API int hifc_compare(struct hifc_ns *ns, const struct hifc_key *key, const 
     }
     struct hifc_slot value = {.length = 0};
     uint32_t parts = 1;
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     const struct hifc_slot *slot = hifc_index_find(ns->index, key);
     int answer = slot_answer(slot);
     if (answer == HIFC_OK) {
         value = *slot;
         parts = ns_slot_parts(ns, slot);
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     if (answer != HIFC_OK || value.length != size_bytes) {
         return answer == HIFC_OK ? HIFC_MISS : answer;
     }
@@ -114,12 +115,12 @@ HIFC_API int64_t hifc_longest_prefix(struct hifc_ns *ns, const struct hifc_key *
     if (error) {
         return error;
     }
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     uint32_t found = 0;
     while (found < count && slot_answer(hifc_index_find(ns->index, &keys[found])) == HIFC_OK) {
         found++;
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     return found;
 }
 
@@ -130,14 +131,14 @@ HIFC_API int hifc_touch(struct hifc_ns *ns, const struct hifc_key *keys, uint32_
     if (error) {
         return error;
     }
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     for (uint32_t i = 0; i < count; i++) {
         struct hifc_slot *slot = hifc_index_find(ns->index, &keys[i]);
         if (slot && slot->heat < UINT8_MAX) {
             slot->heat++;
         }
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     return 0;
 }
 
@@ -149,7 +150,7 @@ HIFC_API int hifc_list(struct hifc_ns *ns, uint64_t *cursor, struct hifc_entry *
         return error;
     }
     uint32_t taken = 0;
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     while (taken < count) {
         const struct hifc_slot *slot = hifc_index_next(ns->index, cursor);
         if (!slot) {
@@ -166,7 +167,7 @@ HIFC_API int hifc_list(struct hifc_ns *ns, uint64_t *cursor, struct hifc_entry *
             .heat = slot->heat,
         };
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     return (int)taken;
 }
 
@@ -189,15 +190,18 @@ static struct ns_lease *lease_unused(struct hifc_ns *ns)
 
 static void lease_end(struct hifc_ns *ns, struct ns_lease *lease)
 {
+    ns_assert_locked(ns);
+    hifc_assert(lease->id != 0);
     for (uint32_t i = 0; i < lease->count; i++) {
         struct ns_segment *segment = &ns->segments[lease->segments[i]];
-        if (--segment->leases == 0 && segment->live_entries == 0) {
+        hifc_count_down(segment->leases, 1u);
+        if (segment->leases == 0 && segment->live_entries == 0) {
             ns_want_janitor(ns);
         }
     }
     free(lease->segments);
     *lease = (struct ns_lease){0};
-    ns->lease_count--;
+    hifc_count_down(ns->lease_count, 1u);
     ns->reclaim_exhausted = false;
 }
 
@@ -222,11 +226,11 @@ HIFC_API int hifc_lease(struct hifc_ns *ns, const struct hifc_key *keys, uint32_
     if (!segments) {
         return hifc_fail(-ENOMEM, "no memory for a lease of %u keys", count);
     }
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     ns_leases_expire(ns, hifc_now_ns());
     struct ns_lease *lease = lease_unused(ns);
     if (!lease) {
-        pthread_mutex_unlock(&ns->mutex);
+        ns_unlock(ns);
         free(segments);
         return hifc_fail(-EAGAIN, "%u leases are held: release some or raise leases_max",
                          ns->opts.leases_max);
@@ -249,7 +253,7 @@ HIFC_API int hifc_lease(struct hifc_ns *ns, const struct hifc_key *keys, uint32_
     lease->count = held;
     ns->lease_count++;
     *out = lease->id;
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     return 0;
 }
 
@@ -261,7 +265,7 @@ HIFC_API int hifc_lease_release(struct hifc_ns *ns, uint64_t id)
         return error;
     }
     error = -ENOENT;
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     for (uint32_t i = 0; id != 0 && i < ns->opts.leases_max; i++) {
         if (ns->leases[i].id == id) {
             lease_end(ns, &ns->leases[i]);
@@ -269,7 +273,7 @@ HIFC_API int hifc_lease_release(struct hifc_ns *ns, uint64_t id)
             break;
         }
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     return error ? hifc_fail(error, "lease %llu expired or was released before",
                              (unsigned long long)id)
                  : 0;
@@ -296,7 +300,7 @@ HIFC_API int hifc_events(struct hifc_ns *ns, struct hifc_event *out, uint32_t co
         return error;
     }
     uint32_t taken = 0;
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     while (taken < count && ns->event_tail < ns->event_head) {
         out[taken++] = ns->events[ns->event_tail++ % ns->opts.events_max];
     }
@@ -304,7 +308,7 @@ HIFC_API int hifc_events(struct hifc_ns *ns, struct hifc_event *out, uint32_t co
         *dropped = ns->event_dropped;
         ns->event_dropped = 0;
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     return (int)taken;
 }
 

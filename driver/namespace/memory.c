@@ -13,6 +13,7 @@
 
 #include "namespace/ns.h"
 #include "util/crc32c.h"
+#include "util/invariant.h"
 
 int ns_memory_create(struct hifc_ns *ns)
 {
@@ -133,7 +134,9 @@ struct ns_batch *ns_batch_alloc(struct hifc_ns *ns)
 
 void ns_batch_release(struct hifc_ns *ns, struct ns_batch *batch)
 {
-    if (--batch->holders > 0) {
+    ns_assert_locked(ns);
+    hifc_count_down(batch->holders, 1u);
+    if (batch->holders > 0) {
         return;
     }
     ns_pages_free(ns, (uint8_t *)batch->header, HIFC_PAGE_BYTES);
@@ -150,7 +153,7 @@ static uint8_t *own_page(struct hifc_ns *ns, uint32_t leave)
     if (ns->free_page_count <= leave) {
         return NULL;
     }
-    ns->free_page_count--;
+    hifc_count_down(ns->free_page_count, 1u);
     void **page = ns->free_pages;
     if (page) {
         ns->free_pages = *page; /* a free page holds the pointer to the next one */
@@ -224,7 +227,7 @@ void ns_unlock_and_issue(struct hifc_ns *ns)
     struct hifc_xfer *chain = ns->issue;
     ns->issue = NULL;
     ns->issue_tail = &ns->issue;
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     if (chain) {
         hifc_engine_submit(ns->engine, chain);
     }

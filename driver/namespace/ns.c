@@ -36,7 +36,7 @@ static void batch_end(void *owner)
     ns->done_batches_tail = &ns->done_batches;
     ns->done_headers = NULL;
 
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     ns->stats.bounce_bytes += ns->read_bounce_bytes;
     ns->read_bounce_bytes = 0;
     for (struct ns_op *op = ops, *next; op; op = next) {
@@ -72,11 +72,11 @@ static int owner_detach(void *context);
 static void owner_published(void *context, char *json, size_t size)
 {
     struct hifc_ns *ns = context;
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     const char *text = ns->published ? ns->published : "";
     size_t length = strlen(text); /* hifc_publish took no more than fits */
     memcpy(json, text, length < size ? length + 1 : 0);
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
 }
 
 static int open_owner(struct hifc_ns *ns)
@@ -220,9 +220,9 @@ static void release_tables(struct hifc_ns *ns)
     ns_lookup_destroy(ns);
     ns_admission_destroy(ns);
     ns_memory_destroy(ns);
-    pthread_mutex_lock(&ns->mutex); /* a ring that is being closed looks whether it is still ours */
+    ns_lock(ns); /* a ring that is being closed looks whether it is still ours */
     ns_prefetch_destroy(ns);
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     if (ns->index) {
         hifc_index_destroy(ns->index);
         ns->index = NULL;
@@ -273,6 +273,7 @@ static struct hifc_ns *create(const char *uri, const struct hifc_open_opts *opts
     ns->reactor = ns->opts.drive == HIFC_REACTOR;
     ns->fork_generation = hifc_fork_generation();
     ns->close_timeout_us = DRAIN_AT_CLOSE_US;
+    ns->opening = true;
     strncpy(ns->uri, uri, sizeof ns->uri - 1);
     return ns;
 }
@@ -295,6 +296,7 @@ HIFC_API int hifc_open(const char *uri, const struct hifc_open_opts *opts, struc
     error = error ? error : open_tables(ns);
     error = error ? error : open_epoch(ns, highest);
     error = error ? error : ns_recover(ns);
+    ns->opening = false;
     error = error ? error : ns_janitor_start(ns);
     error = error ? error : open_owner(ns);
     if (error) {
@@ -314,12 +316,12 @@ HIFC_API int hifc_open(const char *uri, const struct hifc_open_opts *opts, struc
 
 static void abort_reservations(struct hifc_ns *ns)
 {
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     ns_reservations_expire(ns, UINT64_MAX);
     for (struct ns_open *open = ns->open_list; open; open = open->next) {
         ns_open_close(ns, open);
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
 }
 
 /* complete: every segment has its summary. A full disk alone is not an error: what was flushed is

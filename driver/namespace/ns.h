@@ -77,7 +77,7 @@ struct ns_segment {
     uint32_t tombstones; /* in its summary */
     uint32_t pins;    /* reads in flight, replaced values whose successor is in flight */
     uint32_t leases;
-    uint8_t state; /* enum ns_state */
+    uint8_t state; /* enum ns_state, changed by ns_segment_enter only */
     uint8_t cls;   /* enum hifc_class */
     bool has_room; /* for all of its pages, known since it was opened for appending: room.c */
     bool stuck;    /* reclaim failed on it for good: left alone until the next open */
@@ -242,13 +242,19 @@ struct ns_table {
     uint32_t *crcs; /* NULL: unused */
 };
 
+enum ns_ticket_state {
+    NS_TICKET_FREE,
+    NS_TICKET_OWNED,    /* by whoever submitted, who gives it back */
+    NS_TICKET_ABANDONED /* nobody waits: the last answer frees it, no request is written to */
+};
+
 struct hifc_ticket {
     struct hifc_ns *ns;
     struct hifc_ticket *next_free;
     _Atomic uint32_t remaining; /* futex */
     _Atomic uint32_t waiters;
     int fd;
-    bool abandoned;   /* nobody waits: the last answer frees it, no request is written to */
+    uint8_t state;    /* enum ns_ticket_state */
     uint8_t first_op; /* enum hifc_op of its first request */
     struct hifc_ticket_info info;
     uint64_t start_ns;
@@ -285,7 +291,9 @@ struct hifc_ns {
     struct ns_open *done_headers;
     uint64_t read_bounce_bytes;
 
-    pthread_mutex_t mutex;
+    pthread_mutex_t mutex; /* by ns_lock and ns_unlock only */
+    const void *holder;    /* whoever holds it: an address that belongs to one thread */
+    bool opening;          /* one thread knows of the namespace: no mutex is needed */
     pthread_cond_t changed; /* completions, segments freed; waited for by sync, drain, janitor */
     struct hifc_index *index;
     struct ns_segment *segments;
@@ -351,7 +359,13 @@ struct hifc_ns {
     struct ns_prefetch *prefetch;
 };
 
-/* ---- visit.c -------------------------------------------------------------------------------- */
+/* ---- visit.c: who is inside, and who holds the mutex ---------------------------------------- */
+void ns_lock(struct hifc_ns *ns);
+void ns_unlock(struct hifc_ns *ns);
+/* Sleeps on `changed` until then at most. Mutex held before and after. */
+void ns_sleep(struct hifc_ns *ns, const struct timespec *until);
+/* What "mutex held" in a comment says, as code: at the entry of what changes shared state. */
+void ns_assert_locked(const struct hifc_ns *ns);
 /* A call of the public interface: 0, -ESHUTDOWN with the reason (closed, detached), or -ECHILD (in a
  * child of fork()). Device and engine stay until the visit ends, with the scope of the variable:
  *     struct hifc_ns *visit NS_VISIT = NULL;
@@ -447,6 +461,13 @@ bool ns_room_one(struct hifc_ns *ns);
 
 /* ---- segments.c: mutex held ----------------------------------------------------------------- */
 uint64_t ns_segment_base(const struct hifc_ns *ns, uint32_t segment);
+/* The one place where a segment changes its state; asserts that it may, and may from where it is. */
+void ns_segment_enter(struct hifc_ns *ns, uint32_t segment, enum ns_state to);
+/* Nothing of it is left but the generation: a segment whose header says free. */
+void ns_segment_reset(struct hifc_ns *ns, uint32_t segment, uint64_t generation);
+/* A read, or a value whose successor is in flight, keeps a segment from being freed. */
+void ns_segment_pin(struct hifc_ns *ns, uint32_t segment);
+void ns_segment_unpin(struct hifc_ns *ns, uint32_t segment);
 /* A set of segments: a bit a segment, and the first word that may have one. The lowest of a set that
  * is not empty stays in it. */
 void ns_map_add(uint64_t *map, uint32_t *from, uint32_t segment);

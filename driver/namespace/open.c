@@ -58,13 +58,13 @@ static int segment_found(void *ctx, const struct hifc_recovered_segment *found)
     segment->generation = found->generation;
     segment->cls = found->cls;
     segment->open_sequence = found->open_sequence;
-    segment->state = NS_SEALED;
+    if (found->state == HIFC_RECOVERED_FREE) {
+        return 0; /* as it was created */
+    }
+    ns_segment_enter(ns, found->segment,
+                     found->state == HIFC_RECOVERED_DAMAGED ? NS_DAMAGED : NS_SEALED);
     switch (found->state) {
-    case HIFC_RECOVERED_FREE:
-        segment->state = NS_FREE;
-        return 0;
     case HIFC_RECOVERED_DAMAGED:
-        segment->state = NS_DAMAGED;
         segment->cls = HIFC_REUSE; /* unknown: so that tombstones are kept while it is there */
         segment->metadata_bytes = ns->segment_size;
         return 0;

@@ -432,7 +432,7 @@ uint32_t ns_rings_gather(void *owner)
         return 0;
     }
     uint32_t taken = 0;
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     if (atomic_exchange(&prefetch->changed, false)) {
         refresh(ns);
     }

@@ -116,7 +116,7 @@ static void look_at_reservations(struct hifc_ns *ns, const struct hifc_req *reqs
             continue;
         }
         if (!locked) {
-            pthread_mutex_lock(&ns->mutex);
+            ns_lock(ns);
             locked = true;
         }
         const struct ns_reservation *r = ns_reservation_find(ns, reqs[i].handle);
@@ -125,7 +125,7 @@ static void look_at_reservations(struct hifc_ns *ns, const struct hifc_req *reqs
         }
     }
     if (locked) {
-        pthread_mutex_unlock(&ns->mutex);
+        ns_unlock(ns);
     }
 }
 

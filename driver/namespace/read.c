@@ -16,6 +16,7 @@
 
 #include "namespace/ns.h"
 #include "util/crc32c.h"
+#include "util/invariant.h"
 
 static uint32_t page_down(uint32_t value)
 {
@@ -329,7 +330,7 @@ int ns_read_start(struct hifc_ns *ns, struct ns_op *op, const struct hifc_req *r
                      ? start_range(ns, op, req->flags & HIFC_F_CHECKSUMS)
                      : start_packed(ns, op);
     if (status == 0) {
-        ns->segments[op->segment].pins++;
+        ns_segment_pin(ns, op->segment);
     }
     return status;
 }
@@ -395,7 +396,7 @@ void ns_read_completed(struct hifc_ns *ns, struct ns_op *op)
     const struct hifc_error *first = NULL;
     int status = op->status;
 
-    ns->segments[op->segment].pins--;
+    ns_segment_unpin(ns, op->segment);
     if (op->table_memory && op->expected_known && status == 0) {
         ns_table_keep(ns, op->segment, op->offset, op->part_count, (const uint32_t *)table_of(op));
     }

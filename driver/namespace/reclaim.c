@@ -54,44 +54,42 @@ static int free_segments(struct hifc_ns *ns, const uint32_t *list, uint32_t coun
         error = hifc_blockio_flush(ns->io);
     }
     for (uint32_t i = 0; i < count && !error; i++) {
-        pthread_mutex_lock(&ns->mutex);
+        ns_lock(ns);
         bool keep = ns_room_low(ns, kept);
-        pthread_mutex_unlock(&ns->mutex);
+        ns_unlock(ns);
         has_room[i] = ns_room_of_freed(ns, list[i], keep);
         kept += has_room[i];
     }
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     ns->stats.flush_count++;
     for (uint32_t i = 0; i < count; i++) {
-        struct ns_segment *segment = &ns->segments[list[i]];
         if (error) {
-            segment->state = NS_SEALED;
+            ns_segment_enter(ns, list[i], NS_SEALED);
             continue;
         }
-        free(segment->entries);
-        *segment = (struct ns_segment){.generation = segment->generation + 1, .state = NS_FREE};
+        ns_segment_reset(ns, list[i], ns->segments[list[i]].generation + 1);
         ns_free_add(ns, list[i], has_room[i]);
         ns->stats.reclaimed_segments++;
     }
     pthread_cond_broadcast(&ns->changed);
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     return error;
 }
 
 int ns_reclaim_dead(struct hifc_ns *ns)
 {
     uint32_t list[NS_RECLAIM_DEAD_MAX], count = 0;
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     for (uint32_t i = 0; i < ns->segment_count && count < NS_RECLAIM_DEAD_MAX; i++) {
         struct ns_segment *segment = &ns->segments[i];
         bool tombstones = segment->cls == HIFC_REUSE && segment->tombstones > 0;
         if (segment->state == NS_SEALED && segment->live_entries == 0 && segment->pins == 0 &&
             segment->leases == 0 && !tombstones) {
-            segment->state = NS_RECLAIMING;
+            ns_segment_enter(ns, i, NS_RECLAIMING);
             list[count++] = i;
         }
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     if (count == 0) {
         return 0;
     }
@@ -250,7 +248,7 @@ static int move_read(struct hifc_ns *ns, uint32_t segment, const struct hifc_dis
 static int moves_finish(struct hifc_ns *ns, struct moves *moves)
 {
     int error = 0;
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     for (uint32_t i = 0; i < moves->count; i++) {
         struct ns_op *op = moves->ops[i];
         struct hifc_slot *slot = hifc_index_find(ns->index, &op->key);
@@ -274,7 +272,7 @@ static int moves_finish(struct hifc_ns *ns, struct moves *moves)
     ns_close_forming(ns, true);
     ns_unlock_and_issue(ns);
 
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     for (uint32_t i = 0; i < moves->count; i++) {
         struct ns_op *op = moves->ops[i];
         while (op->pending != 0) {
@@ -295,7 +293,7 @@ static int moves_finish(struct hifc_ns *ns, struct moves *moves)
             ns_pages_free(ns, moves->memory[i], moves->memory_bytes[i]);
         }
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     moves->count = 0;
     moves->bytes = 0;
     return error;
@@ -367,7 +365,7 @@ static enum verdict judge(struct hifc_ns *ns, uint32_t segment, const struct hif
 static int move_unreadable(struct hifc_ns *ns, uint32_t segment, struct moves *moves,
                            const struct hifc_disk_entry *entry, int error)
 {
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     bool swap = ns->segments[segment].cls == HIFC_SWAP;
     struct hifc_slot *slot = hifc_index_find(ns->index, &entry->key);
     bool here = ns_slot_at(slot, segment, entry->offset);
@@ -377,7 +375,7 @@ static int move_unreadable(struct hifc_ns *ns, uint32_t segment, struct moves *m
         if (here) {
             slot->flags |= HIFC_SLOT_QUARANTINED;
         }
-        pthread_mutex_unlock(&ns->mutex);
+        ns_unlock(ns);
         return 0;
     }
     if (here && !swap) {
@@ -388,7 +386,7 @@ static int move_unreadable(struct hifc_ns *ns, uint32_t segment, struct moves *m
     moves->ops[moves->count]->computed = moves->ops[moves->count]->crcs_inline;
     ns_op_free(ns, moves->ops[moves->count]);
     ns_pages_free(ns, moves->memory[moves->count], moves->memory_bytes[moves->count]);
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     return error;
 }
 
@@ -399,7 +397,7 @@ static int handle_entry(struct hifc_ns *ns, uint32_t segment, struct moves *move
     const struct hifc_disk_entry *entry = &summary->entry;
     int error = 0;
     uint32_t slot_moves = moves->count;
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     struct hifc_slot *slot = hifc_index_find(ns->index, &entry->key);
     if (ns->segments[segment].leases > 0) {
         error = -EBUSY;
@@ -422,7 +420,7 @@ static int handle_entry(struct hifc_ns *ns, uint32_t segment, struct moves *move
             }
         }
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     if (error || moves->count == slot_moves || !moves->memory[slot_moves]) {
         return error;
     }
@@ -442,9 +440,9 @@ static int empty_segment(struct hifc_ns *ns, uint32_t segment)
     struct moves *moves = calloc(1, sizeof *moves);
     error = moves ? 0 : hifc_fail(-ENOMEM, "no memory to reclaim");
     if (moves) {
-        pthread_mutex_lock(&ns->mutex);
+        ns_lock(ns);
         moves->oldest = oldest_beside(ns, segment);
-        pthread_mutex_unlock(&ns->mutex);
+        ns_unlock(ns);
     }
     for (uint32_t i = 0; i < count && !error; i++) {
         error = handle_entry(ns, segment, moves, &entries[i]);
@@ -474,29 +472,29 @@ static bool wait_unpinned(struct hifc_ns *ns, uint32_t segment)
 
 int ns_reclaim_one(struct hifc_ns *ns)
 {
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     uint32_t segment = choose(ns);
     if (segment == NO_SEGMENT) {
-        pthread_mutex_unlock(&ns->mutex);
+        ns_unlock(ns);
         return 0;
     }
-    ns->segments[segment].state = NS_RECLAIMING;
-    pthread_mutex_unlock(&ns->mutex);
+    ns_segment_enter(ns, segment, NS_RECLAIMING);
+    ns_unlock(ns);
 
     int error = empty_segment(ns, segment);
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     bool emptied = !error && wait_unpinned(ns, segment) &&
                    ns->segments[segment].live_entries == 0 && ns->segments[segment].leases == 0;
     if (!emptied) {
         /* A lease, a reader, a full pool: it passes, and does not mean that nothing may go. */
         bool passing = error == 0 || error == -EBUSY || error == -ENOMEM;
         bool no_room = error == -EAGAIN || error == -ENOSPC;
-        ns->segments[segment].state = NS_SEALED;
+        ns_segment_enter(ns, segment, NS_SEALED);
         ns->segments[segment].stuck = !passing && !no_room;
-        pthread_mutex_unlock(&ns->mutex);
+        ns_unlock(ns);
         return passing ? -EAGAIN : no_room ? 0 : error;
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     error = free_segments(ns, &segment, 1);
     return error == -ENOSPC ? 0 : error ? error : 1;
 }

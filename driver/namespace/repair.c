@@ -71,13 +71,12 @@ static int free_damaged(struct hifc_ns *ns, uint32_t segment, uint8_t *memory)
         return error;
     }
     bool has_room = ns_room_of_freed(ns, segment, false);
-    pthread_mutex_lock(&ns->mutex);
-    ns->segments[segment] =
-        (struct ns_segment){.generation = generation + 1, .state = NS_FREE};
+    ns_lock(ns);
+    ns_segment_reset(ns, segment, generation + 1);
     ns_free_add(ns, segment, has_room);
     ns->reclaim_exhausted = false;
     pthread_cond_broadcast(&ns->changed);
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     return 0;
 }
 

@@ -9,6 +9,7 @@
 #include "namespace/ns.h"
 #include "namespace/prepare.h"
 #include "util/clock.h"
+#include "util/invariant.h"
 
 /* ---- dispatch, mutex held: 0..: an answer, HIFC_IN_FLIGHT: it will come, negative errno ------- */
 
@@ -107,7 +108,7 @@ static int start_put(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticke
         return status;
     }
     if (op->has_previous) {
-        ns->segments[slot->segment].pins++;
+        ns_segment_pin(ns, slot->segment);
     }
     slot->checksum = op->checksum;
     slot->segment = op->segment;
@@ -131,7 +132,7 @@ static int start_delete(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ti
     }
     int status = HIFC_OK;
     if (slot->flags & HIFC_SLOT_SWAP) {
-        ns->entries_swap--;
+        hifc_count_down(ns->entries_swap, 1u);
     } else {
         struct ns_op *op = ns_op_for(ns, req, ticket);
         if (!op) {
@@ -263,11 +264,11 @@ HIFC_API int hifc_submit(struct hifc_ns *ns, struct hifc_req *reqs, uint32_t cou
         ns_scratch_free(&scratch);
         return error;
     }
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     expire_inline(ns);
     struct hifc_ticket *ticket = ns_ticket_alloc(ns, count, reqs[0].op);
     if (!ticket) {
-        pthread_mutex_unlock(&ns->mutex);
+        ns_unlock(ns);
         count_pools(ns, reqs, count, -1);
         ns_scratch_free(&scratch);
         return hifc_fail(-EAGAIN, "%u tickets are in use: free tickets that are done",

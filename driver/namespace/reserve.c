@@ -13,6 +13,7 @@
 #include "namespace/ns.h"
 #include "util/clock.h"
 #include "util/crc32c.h"
+#include "util/invariant.h"
 
 int ns_reservations_create(struct hifc_ns *ns)
 {
@@ -30,6 +31,20 @@ int ns_reservations_create(struct hifc_ns *ns)
     return 0;
 }
 
+/* The one place where a reservation changes its state. A commit that finds no room goes back. */
+static void reservation_enter(struct ns_reservation *r, enum ns_reservation_state to)
+{
+    static const uint8_t from[] = {
+        [NS_RESERVATION_UNUSED] = 1 << NS_RESERVATION_UNUSED | 1 << NS_RESERVATION_OPEN |
+                                  1 << NS_RESERVATION_COMMITTING,
+        [NS_RESERVATION_OPEN] = 1 << NS_RESERVATION_UNUSED | 1 << NS_RESERVATION_OPEN |
+                                1 << NS_RESERVATION_COMMITTING,
+        [NS_RESERVATION_COMMITTING] = 1 << NS_RESERVATION_OPEN | 1 << NS_RESERVATION_COMMITTING,
+    };
+    hifc_assert(from[to] & 1 << r->state);
+    r->state = (uint8_t)to;
+}
+
 void ns_reservation_release(struct hifc_ns *ns, struct ns_reservation *reservation)
 {
     free(reservation->written);
@@ -41,11 +56,12 @@ void ns_reservation_release(struct hifc_ns *ns, struct ns_reservation *reservati
     reservation->crcs = NULL;
     reservation->tail = NULL;
     reservation->commit = NULL;
-    reservation->state = NS_RESERVATION_UNUSED;
+    hifc_assert(reservation->writes_inflight == 0);
+    reservation_enter(reservation, NS_RESERVATION_UNUSED);
     reservation->lap++;
     reservation->next_free = ns->reservation_free;
     ns->reservation_free = reservation->index;
-    ns->reservation_count--;
+    hifc_count_down(ns->reservation_count, 1u);
 }
 
 void ns_reservations_destroy(struct hifc_ns *ns)
@@ -104,7 +120,7 @@ static struct ns_reservation *reservation_take(struct hifc_ns *ns, const struct 
         memset(r->tail, 0, r->tail_bytes);
     }
     r->deadline_ns = hifc_now_ns() + (uint64_t)ns->opts.reservation_timeout_ms * 1000000ull;
-    r->state = NS_RESERVATION_OPEN;
+    reservation_enter(r, NS_RESERVATION_OPEN);
     return r;
 }
 
@@ -255,7 +271,7 @@ int ns_reservation_write(struct hifc_ns *ns, struct ns_op *op, const struct hifc
                                   .done = write_done,
                                   .owner = op};
     r->writes_inflight++;
-    ns->segments[r->segment].pins++;
+    ns_segment_pin(ns, r->segment);
     ns_issue(ns, &op->xfer);
     return HIFC_IN_FLIGHT;
 }
@@ -267,7 +283,7 @@ static void reservation_give_up(struct hifc_ns *ns, struct ns_reservation *r)
 {
     hifc_index_remove(ns->index, hifc_index_find(ns->index, &r->key));
     ns_segment_dead(ns, r->segment, r->length, r->part_count);
-    ns->segments[r->segment].open->reservations--;
+    hifc_count_down(ns->segments[r->segment].open->reservations, 1u);
     if (ns->segments[r->segment].state == NS_CLOSING) {
         ns_want_janitor(ns);
     }
@@ -305,12 +321,12 @@ static int commit_now(struct hifc_ns *ns, struct ns_reservation *r, struct ns_op
     if (status != 0) {
         op->tail = NULL;
         op->reservation = NULL;
-        r->state = NS_RESERVATION_OPEN;
+        reservation_enter(r, NS_RESERVATION_OPEN);
         r->commit = NULL;
         return status;
     }
     r->tail = NULL; /* the operation's now */
-    r->state = NS_RESERVATION_COMMITTING;
+    reservation_enter(r, NS_RESERVATION_COMMITTING);
     hifc_index_find(ns->index, &r->key)->checksum = op->checksum;
     return HIFC_IN_FLIGHT;
 }
@@ -327,7 +343,7 @@ int ns_reservation_commit(struct hifc_ns *ns, struct ns_op *op, uint64_t handle)
     }
     if (r->writes_inflight > 0) {
         r->commit = op;
-        r->state = NS_RESERVATION_COMMITTING;
+        reservation_enter(r, NS_RESERVATION_COMMITTING);
         return HIFC_IN_FLIGHT;
     }
     if (r->failed) {
@@ -372,8 +388,8 @@ static void commit_continue(struct hifc_ns *ns, struct ns_reservation *r)
 void ns_reservation_write_completed(struct hifc_ns *ns, struct ns_op *op)
 {
     struct ns_reservation *r = op->reservation;
-    ns->segments[op->segment].pins--;
-    r->writes_inflight--;
+    ns_segment_unpin(ns, op->segment);
+    hifc_count_down(r->writes_inflight, 1u);
     struct hifc_error error;
     if (op->status != 0) {
         struct ns_command failed = ns_failed_command(&op->xfer, NS_OPCODE_WRITE);
@@ -412,7 +428,7 @@ HIFC_API void hifc_reservation_drop(struct hifc_ns *ns, uint64_t handle)
     if (ns_enter(ns, &visit) != 0) {
         return; /* closing aborts it */
     }
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     struct ns_reservation *r = ns_reservation_find(ns, handle);
     if (r && r->state == NS_RESERVATION_OPEN) {
         if (r->writes_inflight == 0) {

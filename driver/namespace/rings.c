@@ -75,18 +75,18 @@ static uint32_t attached(const struct hifc_ns *ns)
 int ns_rings_stop(struct hifc_ns *ns, int64_t timeout_us)
 {
     uint64_t deadline = hifc_deadline_ns(timeout_us);
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     for (uint32_t i = 0; i < ns->prefetch->ring_count; i++) {
         want_close(ns, ns->prefetch->rings[i]);
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     hifc_engine_wake(ns->engine);
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     while (attached(ns) > 0 && hifc_now_ns() < deadline) {
         ns_wait_changed(ns);
     }
     uint32_t left = attached(ns);
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     return left == 0 ? 0
                      : hifc_fail(-ETIMEDOUT, "reads of %u request rings on %s are still in flight",
                                  left, ns->uri);
@@ -95,14 +95,14 @@ int ns_rings_stop(struct hifc_ns *ns, int64_t timeout_us)
 void ns_rings_release(struct hifc_ns *ns)
 {
     struct ns_prefetch *prefetch = ns->prefetch;
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     for (uint32_t i = 0; prefetch && i < prefetch->ring_count; i++) {
         if (!atomic_load(&prefetch->rings[i]->detached)) {
             ns_ring_end(ns, prefetch->rings[i]);
             ns_ring_detach(ns, prefetch->rings[i]);
         }
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
 }
 
 bool ns_rings_use_pool(const struct hifc_ns *ns, uint32_t pool)
@@ -244,7 +244,7 @@ HIFC_API int hifc_ring_open(struct hifc_ns *ns, const struct hifc_ring_opts *giv
         return error;
     }
     struct ns_prefetch *prefetch = ns->prefetch;
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     bool room = prefetch->ring_count < NS_RINGS_MAX;
     /* Again: who unregisters a pool retires it before it looks for rings. */
     error = check_arena(ns, &opts);
@@ -252,7 +252,7 @@ HIFC_API int hifc_ring_open(struct hifc_ns *ns, const struct hifc_ring_opts *giv
         prefetch->rings[prefetch->ring_count++] = ring;
         atomic_store(&prefetch->changed, true);
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     if (!room || error) {
         ring_free(ring);
         return error ? error
@@ -405,11 +405,11 @@ static void wait_detached(struct hifc_ring *ring, struct hifc_ns *ns)
             usleep(CLOSE_NAP_US);
             continue;
         }
-        pthread_mutex_lock(&ns->mutex);
+        ns_lock(ns);
         if (!atomic_load(&ring->detached)) {
             ns_wait_changed(ns);
         }
-        pthread_mutex_unlock(&ns->mutex);
+        ns_unlock(ns);
     }
 }
 
@@ -435,11 +435,11 @@ HIFC_API int hifc_ring_shutdown(struct hifc_ring *ring)
     }
     struct hifc_ns *ns = atomic_load(&ring->ns);
     if (ns) {
-        pthread_mutex_lock(&ns->mutex);
+        ns_lock(ns);
         if (atomic_load(&ring->ns)) {
             want_close(ns, ring);
         }
-        pthread_mutex_unlock(&ns->mutex);
+        ns_unlock(ns);
         struct hifc_ns *visit NS_VISIT = NULL;
         if (ns_enter(ns, &visit) == 0) {
             hifc_engine_wake(ns->engine);
@@ -449,12 +449,12 @@ HIFC_API int hifc_ring_shutdown(struct hifc_ring *ring)
             return hifc_fail(-ETIMEDOUT, "reads of this ring on %s are still in flight: close it "
                                          "again", ns->uri);
         }
-        pthread_mutex_lock(&ns->mutex);
+        ns_lock(ns);
         if (atomic_load(&ring->ns)) {
             forget(ns, ring);
             atomic_store(&ring->ns, NULL);
         }
-        pthread_mutex_unlock(&ns->mutex);
+        ns_unlock(ns);
     }
     return 0;
 }

@@ -10,6 +10,7 @@
  */
 #include "namespace/ns.h"
 #include "util/clock.h"
+#include "util/invariant.h"
 
 bool ns_room_low(const struct hifc_ns *ns, uint32_t more)
 {
@@ -63,26 +64,26 @@ void ns_free_add(struct hifc_ns *ns, uint32_t segment, bool has_room)
 
 bool ns_room_one(struct hifc_ns *ns)
 {
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     if (ns->roomless_count == 0) {
-        pthread_mutex_unlock(&ns->mutex);
+        ns_unlock(ns);
         return false;
     }
     /* Nobody else takes from this set while the janitor runs. */
     uint32_t segment = ns_map_lowest(ns->roomless_map, &ns->roomless_from);
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     int error = make_room(ns, segment);
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     if (error) {
         ns->room_failed_ns = hifc_now_ns();
-        pthread_mutex_unlock(&ns->mutex);
+        ns_unlock(ns);
         return false;
     }
     ns_map_remove(ns->roomless_map, segment);
-    ns->roomless_count--;
+    hifc_count_down(ns->roomless_count, 1u);
     ns_free_add(ns, segment, true);
     ns->reclaim_exhausted = false;
     pthread_cond_broadcast(&ns->changed);
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     return true;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "namespace/ns.h"
+#include "util/invariant.h"
 
 int ns_seal_write(struct hifc_ns *ns, uint32_t segment, struct hifc_footer *footer,
                   const struct hifc_summary_entry *entries, uint32_t entry_count)
@@ -51,10 +52,10 @@ int ns_seal(struct hifc_ns *ns, struct ns_open *open, int error)
     if (!error) {
         error = ns_seal_write(ns, open->segment, &footer, open->entries, open->entry_count);
     }
-    pthread_mutex_lock(&ns->mutex);
-    segment->state = NS_SEALED;
+    ns_lock(ns);
+    ns_segment_enter(ns, open->segment, NS_SEALED);
     segment->used_bytes = open->acknowledged_bytes;
-    ns->closing_count--;
+    hifc_count_down(ns->closing_count, 1u);
     if (error) {
         segment->entries = open->entries;
         segment->entry_count = open->entry_count;
@@ -68,6 +69,6 @@ int ns_seal(struct hifc_ns *ns, struct ns_open *open, int error)
         ns->janitor_wanted = true;
     }
     pthread_cond_broadcast(&ns->changed);
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     return error;
 }

@@ -8,10 +8,58 @@
 
 #include "namespace/ns.h"
 #include "util/clock.h"
+#include "util/invariant.h"
 
 uint64_t ns_segment_base(const struct hifc_ns *ns, uint32_t segment)
 {
     return hifc_segment_offset(ns->segment_size, segment);
+}
+
+void ns_segment_enter(struct hifc_ns *ns, uint32_t segment, enum ns_state to)
+{
+    /* Recovery finds a segment as its header says, so that any state may be its first. */
+    static const uint8_t from[] = {
+        [NS_FREE] = 1 << NS_RECLAIMING | 1 << NS_DAMAGED,
+        [NS_OPEN] = 1 << NS_FREE,
+        [NS_CLOSING] = 1 << NS_OPEN,
+        [NS_SEALED] = 1 << NS_CLOSING | 1 << NS_RECLAIMING,
+        [NS_RECLAIMING] = 1 << NS_SEALED,
+        [NS_DAMAGED] = 0,
+    };
+    struct ns_segment *s = &ns->segments[segment];
+    ns_assert_locked(ns);
+    hifc_assert(segment < ns->segment_count);
+    hifc_assert(from[to] & 1 << s->state || (ns->opening && s->state == NS_FREE));
+    if (to == NS_FREE || to == NS_OPEN) {
+        hifc_assert(s->live_entries == 0 && s->live_bytes == 0);
+        hifc_assert(s->pins == 0 && s->leases == 0 && !s->open);
+    }
+    if (to == NS_SEALED && s->open) {
+        hifc_assert(s->open->reservations == 0 && s->open->inflight == 0);
+        hifc_assert(!s->open->forming && !s->open->head);
+    }
+    s->state = (uint8_t)to;
+}
+
+void ns_segment_reset(struct hifc_ns *ns, uint32_t segment, uint64_t generation)
+{
+    hifc_assert(generation > ns->segments[segment].generation);
+    ns_segment_enter(ns, segment, NS_FREE);
+    free(ns->segments[segment].entries);
+    ns->segments[segment] = (struct ns_segment){.generation = generation, .state = NS_FREE};
+}
+
+void ns_segment_pin(struct hifc_ns *ns, uint32_t segment)
+{
+    ns_assert_locked(ns);
+    hifc_assert(ns->segments[segment].state != NS_FREE);
+    ns->segments[segment].pins++;
+}
+
+void ns_segment_unpin(struct hifc_ns *ns, uint32_t segment)
+{
+    ns_assert_locked(ns);
+    hifc_count_down(ns->segments[segment].pins, 1u);
 }
 
 int ns_index_full(struct hifc_ns *ns)
@@ -46,6 +94,7 @@ void ns_map_add(uint64_t *map, uint32_t *from, uint32_t segment)
     *from = segment / 64 < *from ? segment / 64 : *from;
 }
 
+/* There is one, which the caller's count of the set says. */
 uint32_t ns_map_lowest(const uint64_t *map, uint32_t *from)
 {
     while (map[*from] == 0) {
@@ -67,7 +116,7 @@ uint32_t ns_take_free(struct hifc_ns *ns)
 {
     uint32_t segment = ns_map_lowest(ns->free_map, &ns->free_from);
     ns_map_remove(ns->free_map, segment);
-    ns->free_count--;
+    hifc_count_down(ns->free_count, 1u);
     return segment;
 }
 
@@ -77,7 +126,7 @@ void ns_open_close(struct hifc_ns *ns, struct ns_open *open)
     if (segment->state != NS_OPEN) {
         return;
     }
-    segment->state = NS_CLOSING;
+    ns_segment_enter(ns, open->segment, NS_CLOSING);
     ns->closing_count++;
     if (ns->streams[open->stream] == open) {
         ns->streams[open->stream] = NULL;
@@ -108,6 +157,8 @@ static uint64_t *shape_extents(struct hifc_ns *ns, uint32_t part_count)
 
 void ns_segment_live(struct hifc_ns *ns, uint32_t segment, uint32_t length, uint32_t part_count)
 {
+    ns_assert_locked(ns);
+    hifc_assert(ns->segments[segment].state != NS_FREE && ns->segments[segment].state != NS_DAMAGED);
     ++*shape_extents(ns, part_count);
     ns->segments[segment].live_bytes += hifc_extent_bytes(length, part_count);
     ns->segments[segment].live_entries++;
@@ -115,9 +166,10 @@ void ns_segment_live(struct hifc_ns *ns, uint32_t segment, uint32_t length, uint
 
 void ns_segment_dead(struct hifc_ns *ns, uint32_t segment, uint32_t length, uint32_t part_count)
 {
-    --*shape_extents(ns, part_count);
-    ns->segments[segment].live_bytes -= hifc_extent_bytes(length, part_count);
-    ns->segments[segment].live_entries--;
+    ns_assert_locked(ns);
+    hifc_count_down(*shape_extents(ns, part_count), 1u);
+    hifc_count_down(ns->segments[segment].live_bytes, hifc_extent_bytes(length, part_count));
+    hifc_count_down(ns->segments[segment].live_entries, 1u);
     ns->reclaim_exhausted = false;
     if (ns->segments[segment].live_entries == 0 && ns->segments[segment].state == NS_SEALED) {
         ns_want_janitor(ns);

@@ -65,19 +65,19 @@ HIFC_API int hifc_pool_register(struct hifc_ns *ns, void *base, uint64_t size_by
 static int wait_unused(struct hifc_ns *ns, uint32_t pool)
 {
     uint64_t deadline = hifc_deadline_ns(2000ll * ns->opts.command_timeout_ms);
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     bool ring = ns_rings_use_pool(ns, pool);
     if (!ring && atomic_load(&ns->pool_requests[pool]) > 0) {
         ns_close_forming(ns, true);
         ns_unlock_and_issue(ns);
-        pthread_mutex_lock(&ns->mutex);
+        ns_lock(ns);
     }
     uint32_t left;
     /* Not asked again after the loop: who submits is counted for a moment before it is refused. */
     while ((left = atomic_load(&ns->pool_requests[pool])) > 0 && !ring && hifc_now_ns() < deadline) {
         ns_wait_changed(ns);
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     return ring ? hifc_fail(-EBUSY, "a request ring reads into pool %u: close the ring first", pool)
            : left ? hifc_fail(-ETIMEDOUT, "%u requests on %s still use pool %u: unregister it again "
                                           "once they are done", left, ns->uri, pool)
@@ -136,7 +136,7 @@ HIFC_API int hifc_stats(struct hifc_ns *ns, struct hifc_stats *out)
     }
     struct hifc_engine_stats io;
     hifc_engine_stats_get(ns->engine, &io);
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     *out = ns->stats;
     memcpy(out->uuid, ns->sb.uuid, sizeof out->uuid);
     memcpy(out->label, ns->sb.label, sizeof out->label);
@@ -158,7 +158,7 @@ HIFC_API int hifc_stats(struct hifc_ns *ns, struct hifc_stats *out)
         out->write_budget_bytes = ns->opts.write_budget_bytes_per_day;
         out->write_budget_left_bytes = ns_budget_left(ns);
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     out->device_read_bytes = io.read_bytes;
     out->device_write_bytes = io.write_bytes;
     out->device_read_commands = io.read_commands;
@@ -189,10 +189,10 @@ HIFC_API int hifc_publish(struct hifc_ns *ns, const char *json)
     if (json && !copy) {
         return hifc_fail(-ENOMEM, "no memory to publish %zu bytes", length);
     }
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     char *before = ns->published;
     ns->published = copy;
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     free(before);
     return 0;
 }

@@ -28,6 +28,7 @@ static struct ns_open *segment_open(struct hifc_ns *ns, unsigned stream)
     struct ns_segment *segment = &ns->segments[index];
     uint8_t cls = stream == NS_STREAM_SWAP || stream == NS_STREAM_SWAP_MOVED ? HIFC_SWAP
                                                                              : HIFC_REUSE;
+    ns_segment_enter(ns, index, NS_OPEN);
     *segment = (struct ns_segment){.generation = segment->generation,
                                    .open_sequence = ns->sequence + 1,
                                    .used_bytes = HIFC_PAGE_BYTES,
@@ -79,6 +80,7 @@ struct ns_open *ns_stream_open(struct hifc_ns *ns, unsigned stream, uint64_t ext
                                bool reserve, int *status)
 {
     struct ns_open *open = ns->streams[stream];
+    ns_assert_locked(ns);
     /* Worst case: a header page and a page for packed values besides the extent. */
     uint64_t bytes = extent_bytes + 2 * HIFC_PAGE_BYTES;
     uint32_t entries = reserve ? 0 : 1;

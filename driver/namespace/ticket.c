@@ -22,6 +22,7 @@
 #include "namespace/ns.h"
 #include "util/clock.h"
 #include "util/cpu.h"
+#include "util/invariant.h"
 
 #define TICKET_CLOSING_NAP_US 1000u
 #define TICKET_SPIN_ROUNDS 200u /* looks before it sleeps: a completion is often microseconds away */
@@ -62,7 +63,9 @@ struct hifc_ticket *ns_ticket_alloc(struct hifc_ns *ns, uint32_t requests, uint8
     }
     ns->free_tickets = ticket->next_free;
     ticket->first_op = first_op;
-    ticket->abandoned = false;
+    ns_assert_locked(ns);
+    hifc_assert(ticket->state == NS_TICKET_FREE && requests > 0);
+    ticket->state = NS_TICKET_OWNED;
     ticket->info.requests = requests;
     ticket->info.completed = ticket->info.failed = ticket->info.other = 0;
     ticket->info.bytes = ticket->info.elapsed_ns = 0;
@@ -112,6 +115,8 @@ void ns_ticket_recycle(struct hifc_ticket *ticket)
         close(ticket->fd);
         ticket->fd = -1;
     }
+    hifc_assert(ticket->state != NS_TICKET_FREE && ns_ticket_is_done(ticket));
+    ticket->state = NS_TICKET_FREE;
     ticket->next_free = ns->free_tickets;
     ns->free_tickets = ticket;
 }
@@ -127,7 +132,7 @@ static void ticket_done(struct hifc_ticket *ticket)
     if (atomic_load(&ticket->waiters) != 0) {
         syscall(SYS_futex, &ticket->remaining, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
     }
-    if (ticket->abandoned) {
+    if (ticket->state == NS_TICKET_ABANDONED) {
         ns_ticket_recycle(ticket);
         hifc_pools_unhold(ticket->ns->pools);
     }
@@ -137,10 +142,13 @@ void ns_answer(struct hifc_ns *ns, struct hifc_ticket *ticket, struct hifc_req *
                uint32_t callers_pool, int status, uint64_t bytes, const struct hifc_error *error)
 {
     struct hifc_ticket_info *info = &ticket->info;
+    ns_assert_locked(ns);
+    hifc_assert(ticket->state != NS_TICKET_FREE && info->completed < info->requests);
     if (callers_pool) {
-        atomic_fetch_sub(&ns->pool_requests[callers_pool], 1);
+        uint32_t before = atomic_fetch_sub(&ns->pool_requests[callers_pool], 1);
+        hifc_assert(before > 0);
     }
-    if (!ticket->abandoned) {
+    if (ticket->state == NS_TICKET_OWNED) {
         __atomic_store_n(&req->status, status, __ATOMIC_RELEASE);
     }
     if (status < 0) {
@@ -158,7 +166,7 @@ void ns_answer(struct hifc_ns *ns, struct hifc_ticket *ticket, struct hifc_req *
         info->other++;
     }
     info->completed++;
-    ns->requests_inflight--;
+    hifc_count_down(ns->requests_inflight, 1u);
     uint32_t left = atomic_load_explicit(&ticket->remaining, memory_order_relaxed) - 1;
     if (left == 0) {
         ticket_done(ticket);

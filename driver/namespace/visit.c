@@ -7,6 +7,7 @@
 
 #include "namespace/ns.h"
 #include "util/clock.h"
+#include "util/invariant.h"
 
 #define WAIT_CHANGED_NS 5000000ull
 
@@ -41,12 +42,42 @@ void ns_wait_changed(struct hifc_ns *ns)
 {
     if (ns->reactor) {
         struct timespec until = hifc_after_ns(WAIT_CHANGED_NS);
-        pthread_cond_timedwait(&ns->changed, &ns->mutex, &until);
+        ns_sleep(ns, &until);
         return;
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     if (hifc_engine_poll(ns->engine) == -EBUSY) {
         sched_yield();
     }
+    ns_lock(ns);
+}
+
+/* ---- the mutex ------------------------------------------------------------------------------- */
+
+static _Thread_local char here; /* whose address tells this thread from the others */
+
+void ns_lock(struct hifc_ns *ns)
+{
     pthread_mutex_lock(&ns->mutex);
+    ns->holder = &here;
+}
+
+void ns_unlock(struct hifc_ns *ns)
+{
+    ns_assert_locked(ns);
+    ns->holder = NULL;
+    pthread_mutex_unlock(&ns->mutex);
+}
+
+void ns_sleep(struct hifc_ns *ns, const struct timespec *until)
+{
+    ns_assert_locked(ns);
+    ns->holder = NULL;
+    pthread_cond_timedwait(&ns->changed, &ns->mutex, until);
+    ns->holder = &here;
+}
+
+void ns_assert_locked(const struct hifc_ns *ns)
+{
+    hifc_assert(ns->holder == &here || ns->opening);
 }

@@ -15,6 +15,7 @@
 #include "namespace/ns.h"
 #include "util/clock.h"
 #include "util/cpu.h"
+#include "util/invariant.h"
 
 #define TICKET_CLOSING_NAP_US 1000u
 #define TICKET_SPIN_ROUNDS 200u /* looks before it sleeps: a completion is often microseconds away */
@@ -94,12 +95,12 @@ HIFC_API int hifc_ticket_info(struct hifc_ticket *ticket, struct hifc_ticket_inf
     if (hifc_forked_since(ticket->ns->fork_generation)) {
         return hifc_fail(-ECHILD, "a ticket of the parent process");
     }
-    pthread_mutex_lock(&ticket->ns->mutex);
+    ns_lock(ticket->ns);
     *out = ticket->info;
     if (!ns_ticket_is_done(ticket)) {
         out->elapsed_ns = hifc_now_ns() - ticket->start_ns;
     }
-    pthread_mutex_unlock(&ticket->ns->mutex);
+    ns_unlock(ticket->ns);
     return 0;
 }
 
@@ -113,12 +114,12 @@ HIFC_API int hifc_ticket_fd(struct hifc_ticket *ticket)
         return hifc_fail(-ENOTSUP, "a namespace driven inline has nobody to signal an eventfd: "
                                    "open it with drive = reactor");
     }
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     if (ticket->fd < 0) {
         ticket->fd = eventfd(ns_ticket_is_done(ticket) ? 1 : 0, EFD_CLOEXEC | EFD_NONBLOCK);
     }
     int fd = ticket->fd, error = errno;
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     return fd >= 0 ? fd : hifc_fail_eventfd(error, "a ticket to wait for by its descriptor");
 }
 
@@ -130,9 +131,9 @@ HIFC_API void hifc_ticket_free(struct hifc_ticket *ticket)
     struct hifc_ns *ns = ticket->ns;
     while (hifc_ticket_wait(ticket, -1) == 0) {
     }
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     ns_ticket_recycle(ticket);
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
 }
 
 HIFC_API int hifc_ticket_finish(struct hifc_ticket **ticket, int64_t timeout_us,
@@ -146,12 +147,12 @@ HIFC_API int hifc_ticket_finish(struct hifc_ticket **ticket, int64_t timeout_us,
     if (status != 1) {
         return status;
     }
-    pthread_mutex_lock(&done->ns->mutex);
+    ns_lock(done->ns);
     if (info) {
         *info = done->info;
     }
     ns_ticket_recycle(done);
-    pthread_mutex_unlock(&done->ns->mutex);
+    ns_unlock(done->ns);
     *ticket = NULL;
     return 1;
 }
@@ -166,14 +167,15 @@ HIFC_API void hifc_ticket_drop(struct hifc_ticket **ticket, int64_t timeout_us)
         (void)hifc_ticket_wait(dropped, timeout_us);
     }
     struct hifc_ns *ns = dropped->ns;
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     if (ns_ticket_is_done(dropped)) {
         ns_ticket_recycle(dropped);
     } else {
         hifc_pools_hold(ns->pools);
-        dropped->abandoned = true;
+        hifc_assert(dropped->state == NS_TICKET_OWNED);
+        dropped->state = NS_TICKET_ABANDONED;
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     *ticket = NULL;
 }
 

@@ -200,9 +200,9 @@ TEST(a_dropped_reservation_is_aborted_once_its_writes_have_ended)
     hifc_reservation_drop(ns, req.handle);
     CHECK_EQ(stats_now().reservations, 1);
     hifc_ticket_free(ticket);
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     ns_reservations_expire(ns, hifc_now_ns());
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     CHECK_EQ(stats_now().reservations, 0);
     hifc_reservation_drop(ns, req.handle);
     hifc_reservation_drop(ns, 0);

@@ -71,11 +71,11 @@ TEST(a_lease_taken_while_its_value_moves_is_counted_down_where_it_was_counted)
     CHECK_EQ(hifc_stats(ns, &stats), 0);
     CHECK(stats.reinserted_bytes > 0);
     CHECK_EQ(stats.leases, 0);
-    pthread_mutex_lock(&ns->mutex); /* the janitor goes on */
+    ns_lock(ns); /* the janitor goes on */
     for (uint32_t i = 0; i < ns->segment_count; i++) {
         CHECK_EQ(ns->segments[i].leases, 0);
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     CHECK_EQ(hifc_close(ns), 0);
 }
 

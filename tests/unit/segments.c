@@ -167,9 +167,11 @@ TEST(entries_that_were_evicted_and_come_back_do_not_keep_it_from_opening)
     for (uint32_t parts = 2; parts <= NS_SHAPES_MAX; parts++) {
         struct hifc_key key = key_of(parts);
         struct hifc_slot *slot = hifc_index_find(ns->index, &key);
+        ns_lock(ns);
         ns->segments[slot->segment].leases = 1;
         ns_slot_dead(ns, slot);
         hifc_index_remove(ns->index, slot);
+        ns_unlock(ns);
     }
     for (uint32_t parts = NS_SHAPES_MAX + 1; parts < 2 * NS_SHAPES_MAX; parts++) {
         CHECK_EQ(put(parts, 16 * parts, parts, HIFC_REUSE), HIFC_OK);
@@ -199,11 +201,11 @@ static uint32_t tombstones(void)
 /* Closes and seals what is open, then reclaims the oldest segment that nobody holds. */
 static void reclaim(uint32_t expected)
 {
-    pthread_mutex_lock(&ns->mutex);
+    ns_lock(ns);
     for (struct ns_open *open = ns->open_list; open; open = open->next) {
         ns_open_close(ns, open);
     }
-    pthread_mutex_unlock(&ns->mutex);
+    ns_unlock(ns);
     ns_janitor_inline(ns);
     CHECK_EQ(ns_reclaim_one(ns), 1);
     CHECK_EQ(ns->segments[expected].state, NS_FREE);
