@@ -39,14 +39,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hifc import verify as verify
-    from hifc.blocks import BlockKeys as BlockKeys
-    from hifc.blocks import BlockTable as BlockTable
-    from hifc.blocks import KeyScheme as KeyScheme
-    from hifc.blocks import KVBlock as KVBlock
-    from hifc.classifier import HotColdClassifier as HotColdClassifier
+    from hifc.blocks.classifier import HotColdClassifier as HotColdClassifier
+    from hifc.blocks.keys import BlockKeys as BlockKeys
+    from hifc.blocks.keys import BlockTable as BlockTable
+    from hifc.blocks.keys import KeyScheme as KeyScheme
+    from hifc.blocks.keys import KVBlock as KVBlock
+    from hifc.blocks.policy import HiFCPolicy as HiFCPolicy
+    from hifc.blocks.policy import LRUPolicy as LRUPolicy
     from hifc.config import Config as Config
     from hifc.config import ConfigDict as ConfigDict
-    from hifc.digest import key as key
     from hifc.engine import HiFC as HiFC
     from hifc.errors import BackPressure as BackPressure
     from hifc.errors import BufferExhausted as BufferExhausted
@@ -65,46 +66,45 @@ if TYPE_CHECKING:
     from hifc.errors import NotPermitted as NotPermitted
     from hifc.errors import NotSupported as NotSupported
     from hifc.errors import WaitTimeout as WaitTimeout
-    from hifc.integrations.transformers import HiFCCache as HiFCCache
-    from hifc.metrics import Metrics as Metrics
-    from hifc.namespace import Namespace as Namespace
-    from hifc.policy import HiFCPolicy as HiFCPolicy
-    from hifc.policy import LRUPolicy as LRUPolicy
-    from hifc.prefetch import HiFCPrefetcher as HiFCPrefetcher
-    from hifc.request import REQUEST as REQUEST
-    from hifc.request import Answer as Answer
-    from hifc.request import BlockClass as BlockClass
-    from hifc.request import EventKind as EventKind
-    from hifc.request import Op as Op
-    from hifc.request import make_requests as make_requests
-    from hifc.reservation import Lease as Lease
-    from hifc.reservation import Reservation as Reservation
-    from hifc.ticket import Ticket as Ticket
+    from hifc.integrations.transformers.cache import HiFCCache as HiFCCache
+    from hifc.metrics.counters import Metrics as Metrics
+    from hifc.namespace.digest import key as key
+    from hifc.namespace.namespace import Namespace as Namespace
+    from hifc.namespace.reservation import Lease as Lease
+    from hifc.namespace.reservation import Reservation as Reservation
+    from hifc.namespace.ticket import Ticket as Ticket
+    from hifc.native_lib.request import REQUEST as REQUEST
+    from hifc.native_lib.request import Answer as Answer
+    from hifc.native_lib.request import BlockClass as BlockClass
+    from hifc.native_lib.request import EventKind as EventKind
+    from hifc.native_lib.request import Op as Op
+    from hifc.native_lib.request import make_requests as make_requests
+    from hifc.prefetch.trend import HiFCPrefetcher as HiFCPrefetcher
 
     __version__: str
 
 # Home of each name. First what a program needs that calls HiFC ...
 _FOR_USERS: dict[str, str] = {
     "engine": "HiFC",
-    "namespace": "Namespace",
+    "namespace.namespace": "Namespace",
     "config": "Config ConfigDict",
-    "blocks": "KeyScheme KVBlock",
-    "digest": "key",
-    "policy": "HiFCPolicy LRUPolicy",
-    "metrics": "Metrics",
-    "request": "Answer BlockClass",
-    "ticket": "Ticket",
-    "reservation": "Lease Reservation",
+    "blocks.keys": "KeyScheme KVBlock",
+    "namespace.digest": "key",
+    "blocks.policy": "HiFCPolicy LRUPolicy",
+    "metrics.counters": "Metrics",
+    "native_lib.request": "Answer BlockClass",
+    "namespace.ticket": "Ticket",
+    "namespace.reservation": "Lease Reservation",
     "errors": "HiFCError BackPressure BufferExhausted ClosedError ConfigError CorruptionError "
     "DeviceBusy DeviceError ForkError FormatError InvalidRequest LibraryError MissingPackage "
     "NoSpace NotPermitted NotSupported WaitTimeout",
 }
 # ... then what a program needs besides that integrates HiFC into an inference engine.
 _FOR_INTEGRATORS: dict[str, str] = {
-    "request": "Op REQUEST make_requests EventKind",
-    "blocks": "BlockKeys BlockTable",
-    "classifier": "HotColdClassifier",
-    "prefetch": "HiFCPrefetcher",
+    "native_lib.request": "Op REQUEST make_requests EventKind",
+    "blocks.keys": "BlockKeys BlockTable",
+    "blocks.classifier": "HotColdClassifier",
+    "prefetch.trend": "HiFCPrefetcher",
 }
 _HOME = {
     name: module
@@ -113,7 +113,7 @@ _HOME = {
     for name in names.split()
 }
 # Not in __all__: `from hifc import *` and help(hifc) look at all of it, and this one needs torch.
-_HOME_OF_CACHE = "hifc.integrations.transformers"
+_HOME_OF_CACHE = "hifc.integrations.transformers.cache"
 
 _PACKAGES = ("verify",)
 
@@ -133,7 +133,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for known
         if name == "__version__":
             value: Any = _version()
         elif name == "HiFCCache":
-            from hifc.packages import need
+            from hifc.util.packages import need
 
             need("hifc.HiFCCache", "transformers", "torch", "transformers")
             value = importlib.import_module(_HOME_OF_CACHE).HiFCCache

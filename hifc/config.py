@@ -18,11 +18,11 @@ from typing import Any, Literal, TypedDict
 
 import yaml
 
-from hifc.checking import text
-from hifc.device import device_uri
+from hifc.device.device import device_uri
 from hifc.errors import ConfigError
-from hifc.layer_plan import RESIDENT_RATIO
-from hifc.units import format_size, parse_size
+from hifc.stream.plan import RESIDENT_RATIO
+from hifc.util.checking import text
+from hifc.util.units import format_size, parse_size
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,7 @@ class Config:
     attention: str = _setting(
         "exact", _choice("exact", "sparse"), "transformers: to all blocks, or to those that matter"
     )
-    # ---- sparse attention: see SparseSettings of hifc/sparse_plan.py
+    # ---- sparse attention: see SparseSettings of hifc/sparse/plan.py
     sparse_block_tokens: int = _setting(
         0, _count(0, 65536), "tokens of a block there; 0: the shortest that suit"
     )

@@ -2,7 +2,7 @@
 """HiFC: the facade that a script holds. KV blocks go in, stay in memory while they are hot, leave
 for flash together when they are not, and come back exact.
 
-hifc/residency.py moves them between memory and flash. Thread-safe: one lock, which a call keeps
+hifc/blocks/store.py moves them between memory and flash. Thread-safe: one lock, which a call keeps
 while it waits for its own blocks. A call that an exception ends at any of its instructions, such as
 KeyboardInterrupt, costs no other key its value, and its own has the old value, the new one or none.
 """
@@ -19,30 +19,31 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import numpy.typing as npt
 
-from hifc import codec, gauges
-from hifc import policy as policies
-from hifc.bar import BarProvider
-from hifc.blocks import BlockTable, KVBlock
-from hifc.checking import items, whole
+from hifc.blocks import codec
+from hifc.blocks import policy as policies
+from hifc.blocks.host_tier import HostTier
+from hifc.blocks.keys import BlockTable, KVBlock
+from hifc.blocks.policy import HiFCPolicy
+from hifc.blocks.store import Residency
 from hifc.config import Config, ConfigDict
 from hifc.errors import ConfigError, InvalidRequest
-from hifc.host_tier import HostTier
-from hifc.packages import need
-from hifc.policy import HiFCPolicy
-from hifc.prefetch import HiFCPrefetcher
-from hifc.publish import Publisher
-from hifc.recompute import LoadOrRecompute
-from hifc.request import ClassLike, class_name, key_bytes, keys_array
-from hifc.residency import Residency
-from hifc.scoped import Scoped
-from hifc.sparse_plan import SparseSettings
-from hifc.units import shown_size
+from hifc.metrics import gauges
+from hifc.metrics.publish import Publisher
+from hifc.native_lib.request import ClassLike, class_name, key_bytes, keys_array
+from hifc.prefetch.trend import HiFCPrefetcher
+from hifc.sparse.plan import SparseSettings
+from hifc.staging.bar import BarProvider
+from hifc.stream.recompute import LoadOrRecompute
+from hifc.util.checking import items, whole
+from hifc.util.packages import need
+from hifc.util.scoped import Scoped
+from hifc.util.units import shown_size
 
 if TYPE_CHECKING:
     import torch
 
-    from hifc.integrations.options import CacheOptions
-    from hifc.integrations.transformers import HiFCCache
+    from hifc.integrations.transformers.cache import HiFCCache
+    from hifc.integrations.transformers.options import CacheOptions
 
 # What load returns: a torch tensor where the block was stored from one.
 BlockTensor: TypeAlias = "npt.NDArray[Any] | torch.Tensor"
@@ -285,7 +286,7 @@ class HiFC(Residency, Scoped):
         SparseCache. MissingPackage: torch or transformers is not installed, or too old.
         """
         need("HiFC.cache", "transformers", "torch", "transformers")
-        from hifc.integrations.transformers import HiFCCache
+        from hifc.integrations.transformers.cache import HiFCCache
 
         if not hasattr(model_config, "get_text_config"):
             raise ConfigError(
@@ -299,7 +300,7 @@ class HiFC(Residency, Scoped):
         options.setdefault("save_prefix", self.config.save_prefix)
         options.setdefault("load_or_recompute", self._costs_of(model_config))
         if self.config.attention == "sparse":
-            from hifc.integrations.sparse import SparseCache
+            from hifc.integrations.transformers.sparse import SparseCache
 
             options.setdefault("sparse", SparseSettings.of(self.config))
             return SparseCache(self.namespace, model_config, max_tokens, **options)
@@ -311,7 +312,7 @@ class HiFC(Residency, Scoped):
 
     def _costs_of(self, model_config: Any) -> LoadOrRecompute:
         """The measurements of a model, kept from cache to cache."""
-        from hifc.integrations.identity import fingerprint
+        from hifc.integrations.transformers.identity import fingerprint
 
         name = fingerprint(model_config)
         with self._lock, self._settled:
@@ -370,7 +371,7 @@ class HiFC(Residency, Scoped):
         self.close()
 
     def publish(self, before: Mapping[str, float]) -> Mapping[str, float]:
-        """What hifc.publish calls: shows the counters beside the namespace's own statistics."""
+        """Called by metrics/publish.py: counters to show beside the namespace's own statistics."""
         values = {
             name: value
             for name, value in self.metrics.snapshot().items()

@@ -37,8 +37,8 @@ struct HeatState {
     Found high_found[BOUNDARIES];
     Found middle_found[BOUNDARIES];
 };
-constexpr u32 STATE_WORDS = 12810; // known to hifc/heat.py
-static_assert(sizeof(HeatState) == 4 * STATE_WORDS, "hifc/heat.py allocates it");
+constexpr u32 STATE_WORDS = 12810; // known to hifc/kernels/heat.py
+static_assert(sizeof(HeatState) == 4 * STATE_WORDS, "hifc/kernels/heat.py allocates it");
 
 // What a range of blocks holds for one boundary.
 struct Range {

@@ -59,7 +59,7 @@ template <u32 THREADS> struct Block {
 // HIFC_KERNEL(name, threads of a block, type of the arguments) { body }
 // A thread gets at most 64 registers, so that 1,024 are at home on a multiprocessor at once.
 // The body sees `args`, a constant reference to the arguments, and `block`. The arguments are one
-// struct of pointers and numbers that hifc/kernels.py describes as a numpy type.
+// struct of pointers and numbers that hifc/kernels/backend.py describes as a numpy type.
 //
 // HIFC_PHASE(t) statement        every thread t of the block, then a barrier
 // HIFC_LAST_PHASE(t) statement   the same without the barrier: at the end of a kernel, or where what
@@ -275,7 +275,7 @@ HIFC_DEVICE u32 leading_zeros(u32 value)
 }
 
 // Division of any u32 by a divisor that the caller knows before, without a division (Granlund and
-// Montgomery, PLDI 1994). hifc.kernel_table.divider makes one.
+// Montgomery, PLDI 1994). hifc.kernels.table.divider makes one.
 struct Divider {
     u32 divisor;
     u32 magic;

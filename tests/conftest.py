@@ -16,7 +16,8 @@ import pytest
 
 from admin_shell import Shell
 from fake_host import Host
-from hifc import Namespace, driver
+from hifc import Namespace
+from hifc.native_lib import libhifc
 from hifc_admin import system
 
 REPOSITORY = Path(__file__).parents[1]
@@ -80,7 +81,7 @@ class Nvmf:
 @pytest.fixture(scope="module")
 def nvmf() -> Iterator[Nvmf]:
     """Starts and stops targets; for tests marked spdk."""
-    if "spdk+tcp" not in driver.library().hifc_schemes().decode().split():
+    if "spdk+tcp" not in libhifc.library().hifc_schemes().decode().split():
         pytest.skip("libhifc.so was built without SPDK: see tools/build_spdk")
     nvmf = Nvmf()
     yield nvmf

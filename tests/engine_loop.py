@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from hifc import HiFC
-from hifc.units import page_up
+from hifc.util.units import page_up
 
 
 def key(number: int) -> bytes:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hifc.bar import PciBarProvider
+from hifc.staging.bar import PciBarProvider
 
 BDF = "0000:5e:00.0"
 BAR_BYTES = 8 << 20

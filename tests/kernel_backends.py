@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hifc import kernels
 from hifc.errors import NotSupported
+from hifc.kernels import backend as kernels
 
 
 def make_backend(name: str) -> kernels.Backend:

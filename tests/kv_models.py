@@ -14,8 +14,8 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from hifc import Namespace
-from hifc.integrations.transformers import HiFCCache
-from hifc.layer_plan import KVShape, StreamPlan, spread
+from hifc.integrations.transformers.cache import HiFCCache
+from hifc.stream.plan import KVShape, StreamPlan, spread
 
 # One thread: the other core is the reactor's, and idle torch threads would spin on it.
 torch.set_num_threads(1)

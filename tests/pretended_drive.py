@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from hifc.device import DeviceInfo, InfoFlag, SanitizeState, SanitizeStatus
+from hifc.device.device import DeviceInfo, InfoFlag, SanitizeState, SanitizeStatus
 
 SIZE = 16 << 20
 INFO = DeviceInfo(

@@ -8,15 +8,15 @@ import mmap
 
 import numpy as np
 
-from hifc.issue import Issuer
-from hifc.layouts import DESCRIPTOR, PAGE_BYTES, RingHeader
-from hifc.ring import RingStatus
+from hifc.namespace.ring import RingStatus
+from hifc.native_lib.layouts import DESCRIPTOR, PAGE_BYTES, RingHeader
+from hifc.prefetch.issue import Issuer
 
 MAGIC, VERSION = 0x676E695243466948, 1
 
 
 class RingMemory:
-    """What Issuer and kernels see of a hifc.ring.Ring, laid out as hifc_ring.h tells."""
+    """What Issuer and kernels see of a hifc.namespace.ring.Ring, laid out as hifc_ring.h tells."""
 
     def __init__(
         self, slots: int = 16, statuses: int = 16, arena_pages: int = 16, read_max: int = 4096

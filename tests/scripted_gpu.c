@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * scripted_gpu.c - stands in for libcuda.so.1 and libgdrapi.so.2, for the calls of hifc/cuda.py and
- * hifc/gdrcopy.py.
+ * scripted_gpu.c - stands in for libcuda.so.1 and libgdrapi.so.2, for the calls of hifc/staging/cuda.py and
+ * hifc/staging/gdrcopy.py.
  *
  * Memory of its one GPU is a memfd, mapped once as kernels see it and once more by gdr_map, so that a
  * test sees whether both are one. Neither mapping begins where a careless caller would like. Each

@@ -207,7 +207,7 @@ static const char *near_unit(const char *unit)
     return NULL;
 }
 
-/* As hifc/units.py, which reads the configuration's. */
+/* As hifc/util/units.py, which reads the configuration's. */
 int hifc_uri_size(const struct hifc_uri *uri, const char *name, uint64_t *value)
 {
     const char *text = hifc_uri_param(uri, name);

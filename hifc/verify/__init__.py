@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hifc.packages import need
+from hifc.util.packages import need
 
 if TYPE_CHECKING:
     from hifc.verify.lockstep import run as run

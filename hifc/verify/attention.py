@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hifc.integrations.attention import STEP_MARK
+from hifc.integrations.transformers.attention import STEP_MARK
 
 Weights = npt.NDArray[np.float32]
 

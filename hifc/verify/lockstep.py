@@ -28,10 +28,10 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from hifc.checking import whole
 from hifc.errors import InvalidRequest, NoSpace
-from hifc.integrations.attention import ATTENTION
-from hifc.integrations.transformers import token_array
+from hifc.integrations.transformers.attention import ATTENTION
+from hifc.integrations.transformers.cache import token_array
+from hifc.util.checking import whole
 from hifc.verify import environment
 from hifc.verify.attention import Recorder, shown_layers
 from hifc.verify.result import TOLERANCE, Bounds, Maps, Stage, Verification

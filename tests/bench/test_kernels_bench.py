@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hifc import kernels, packing
+from hifc.kernels import backend as kernels
+from hifc.kernels import packing
 
 PROGRAM = Path(__file__).parents[2] / "tools/bench/kernels"
 

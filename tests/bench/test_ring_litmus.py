@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from kernel_backends import make_backend
 
-from hifc import kernels
-from hifc.layouts import RingHeader
+from hifc.kernels import backend as kernels
+from hifc.native_lib.layouts import RingHeader
 
 TOOL = Path(__file__).parents[2] / "tools/bench/ring"
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from hifc import DeviceBusy, HiFCError, Namespace
-from hifc.ring import make_descriptors
+from hifc.namespace.ring import make_descriptors
 
 if TYPE_CHECKING:
     from conftest import Nvmf

@@ -13,7 +13,7 @@ import torch
 
 import kv_models as kv
 from hifc import ConfigError, HiFC, Namespace
-from hifc.recompute import LoadOrRecompute
+from hifc.stream.recompute import LoadOrRecompute
 
 PROMPT = kv.tokens(400)
 CONFIG = {

@@ -15,20 +15,13 @@ import torch
 from transformers import AttentionInterface
 
 import kv_models as kv
-from hifc import (
-    BufferExhausted,
-    ConfigError,
-    HiFCError,
-    InvalidRequest,
-    Namespace,
-    NotSupported,
-    sparse_blocks,
-)
-from hifc.integrations import attention
-from hifc.integrations.sparse import SparseCache
-from hifc.sparse import SparseStream
-from hifc.sparse_plan import SparseSettings
-from hifc.sparse_quality import CHECKS_MIN, SETTLE_STEPS
+from hifc import BufferExhausted, ConfigError, HiFCError, InvalidRequest, Namespace, NotSupported
+from hifc.integrations.transformers import attention
+from hifc.integrations.transformers.sparse import SparseCache
+from hifc.sparse import blocks as sparse_blocks
+from hifc.sparse.plan import SparseSettings
+from hifc.sparse.quality import CHECKS_MIN, SETTLE_STEPS
+from hifc.sparse.stream import SparseStream
 
 PROMPT = kv.tokens(300)
 # Blocks stand elsewhere than their tokens did, and sums are taken in another order.

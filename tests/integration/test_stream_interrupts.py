@@ -15,9 +15,9 @@ from interrupts import interrupt, unraisable_kept
 
 import kv_models as kv
 from hifc import Answer, InvalidRequest, Namespace
-from hifc.integrations.attention import ATTENTION, sparse_attention
-from hifc.integrations.sparse import SparseCache
-from hifc.sparse_plan import SparseSettings, widened
+from hifc.integrations.transformers.attention import ATTENTION, sparse_attention
+from hifc.integrations.transformers.sparse import SparseCache
+from hifc.sparse.plan import SparseSettings, widened
 
 LAYERS, HEADS, DIM = 5, 2, 64
 PROMPT_TOKENS, MAX_TOKENS = PROMPT.shape[1], 240

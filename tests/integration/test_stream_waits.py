@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from hifc import Answer, make_requests, stream_buffers
+from hifc import Answer, make_requests
 from hifc.errors import WaitTimeout
-from hifc.request import Op
-from hifc.sparse_arena import ArenaStream
-from hifc.stream_buffers import Batch, InFlight
-from hifc.streaming import LayerStream
+from hifc.native_lib.request import Op
+from hifc.sparse.arena import ArenaStream
+from hifc.stream import buffers as stream_buffers
+from hifc.stream.buffers import Batch, InFlight
+from hifc.stream.layers import LayerStream
 
 
 class Unending:

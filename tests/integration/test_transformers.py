@@ -25,11 +25,11 @@ from hifc import (
     NoSpace,
     NotSupported,
     WaitTimeout,
-    stream_buffers,
 )
-from hifc.integrations.transformers import HiFCCache
-from hifc.stream_buffers import Slot
-from hifc.streaming import LayerStream
+from hifc.integrations.transformers.cache import HiFCCache
+from hifc.stream import buffers as stream_buffers
+from hifc.stream.buffers import Slot
+from hifc.stream.layers import LayerStream
 
 SHAPES = [(6, 0, 2), (7, 1, 2), (7, 0, 3), (8, 2, 3), (8, 1, 4)]  # layers, pinned, slots
 

@@ -23,9 +23,9 @@ from hifc import (
     InvalidRequest,
     Namespace,
     NoSpace,
-    streaming,
 )
-from hifc.integrations.identity import identity_of
+from hifc.integrations.transformers.identity import identity_of
+from hifc.stream import layers as streaming
 
 PROMPT = kv.tokens(100)
 

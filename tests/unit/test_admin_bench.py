@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from admin_shell import Shell, code_of
-from hifc.namespace import Namespace
-from hifc.request import Answer, Op
+from hifc.namespace.namespace import Namespace
+from hifc.native_lib.request import Answer, Op
 from hifc_admin import baseline, bench_load, bench_plot, bench_verb, doctor_measure
 from hifc_admin.bench_load import Outcome, Scratch
 from hifc_admin.doctor import Row, Status, passed, warned

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from admin_shell import Shell, code_of
-from hifc.namespace import Namespace
+from hifc.namespace.namespace import Namespace
 from hifc_admin import scan
 from hifc_admin.progress import Progress
 from hifc_admin.result import Exit

@@ -16,7 +16,7 @@ import pytest
 from admin_shell import Shell, code_of
 from fake_host import PCI, Host
 from hifc.errors import DeviceBusy
-from hifc.namespace import Namespace
+from hifc.namespace.namespace import Namespace
 from hifc_admin import device_verbs, doctor, doctor_drive, doctor_engine, doctor_file, doctor_host
 from hifc_admin.doctor import Engine, Row, Scene, Status
 from hifc_admin.doctor_verb import ALL_CHECKS, scene_of

@@ -11,9 +11,9 @@ import pytest
 from pretended_drive import INFO, SIZE
 
 from admin_shell import Shell, code_of
-from hifc import device
-from hifc.device import InfoFlag
-from hifc.namespace import Namespace
+from hifc.device import device
+from hifc.device.device import InfoFlag
+from hifc.namespace.namespace import Namespace
 from hifc_admin import target
 from hifc_admin.result import Exit, Failure
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from admin_shell import Shell, code_of
-from hifc.namespace import Namespace
+from hifc.namespace.namespace import Namespace
 from hifc_admin import scan
 from hifc_admin.result import Exit
 

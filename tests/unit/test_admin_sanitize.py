@@ -11,9 +11,10 @@ import pytest
 from pretended_drive import INFO
 
 from admin_shell import Shell, code_of
-from hifc import device, driver, layouts
-from hifc.device import DeviceInfo, InfoFlag, SanitizeState, SanitizeStatus
+from hifc.device import device
+from hifc.device.device import DeviceInfo, InfoFlag, SanitizeState, SanitizeStatus
 from hifc.errors import DeviceError, WaitTimeout
+from hifc.native_lib import layouts, libhifc
 from hifc_admin import erase_methods
 from hifc_admin.result import Exit
 
@@ -205,7 +206,7 @@ def test_what_watch_raises_comes_back_out_of_the_library(monkeypatch: pytest.Mon
         assert status == SanitizeStatus(SanitizeState.RUNNING, "block erase", 0.5, None)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(driver, "library", Library)
+    monkeypatch.setattr(libhifc, "library", Library)
     with pytest.raises(KeyboardInterrupt):
         device.sanitize(URI, interrupt)
     device.sanitize(URI, lambda _: None)

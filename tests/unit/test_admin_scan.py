@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from hifc.errors import CorruptionError, DeviceError, HiFCError, WaitTimeout
-from hifc.layouts import EVENT
-from hifc.namespace import Namespace
-from hifc.request import Answer, BlockClass
-from hifc.state import Entry
+from hifc.namespace.namespace import Namespace
+from hifc.namespace.state import Entry
+from hifc.native_lib.layouts import EVENT
+from hifc.native_lib.request import Answer, BlockClass
 from hifc_admin import scan
 
 

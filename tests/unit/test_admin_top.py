@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from admin_shell import Shell, code_of
-from hifc.stats import latency_us
+from hifc.namespace.stats import latency_us
 from hifc_admin import live_verbs, owner, prometheus, rates, text
 from hifc_admin.result import Exit
 

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hifc import ConfigError, CorruptionError, HiFC, InvalidRequest, Namespace, ahead
-from hifc.ring import Ring, RingOp, RingStatus
+from hifc import ConfigError, CorruptionError, HiFC, InvalidRequest, Namespace
+from hifc.namespace.ring import Ring, RingOp, RingStatus
+from hifc.prefetch import ahead
 
 HELD = 64 << 10  # of a block in memory: 61,440 bytes and a trailer
 _turns = itertools.count()

@@ -23,8 +23,8 @@ from hifc import (
     Namespace,
     NoSpace,
     NotSupported,
-    driver,
 )
+from hifc.native_lib import libhifc
 
 if TYPE_CHECKING:
     from conftest import Opener
@@ -70,7 +70,7 @@ def test_bad_uri(uri: str, message: str) -> None:
 
 
 def test_spdk_in_a_build_without_it() -> None:
-    if "spdk" in driver.library().hifc_schemes().decode().split():
+    if "spdk" in libhifc.library().hifc_schemes().decode().split():
         pytest.skip("this build has SPDK")
     with pytest.raises((ConfigError, NotSupported), match=r"(?i)spdk"):
         Namespace.open("spdk://0000:3b:00.0?ns=1")

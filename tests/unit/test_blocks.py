@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hifc.blocks import BlockTable, KeyScheme, KVBlock, canonical
+from hifc.blocks.keys import BlockTable, KeyScheme, KVBlock, canonical
 from hifc.errors import InvalidRequest
 
 SCHEME = KeyScheme(model="m", block_tokens=4)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hifc.classifier import HotColdClassifier
+from hifc.blocks.classifier import HotColdClassifier
 
 TOOL = Path(__file__).parents[2] / "tools/bench/ratio"
 

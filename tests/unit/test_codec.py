@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hifc import codec
+from hifc.blocks import codec
 from hifc.errors import ConfigError, FormatError, InvalidRequest
-from hifc.memory import memory_of
+from hifc.native_lib.memory import memory_of
 
 
 def encode(tensor: Any, dtype: str | None = None, way: str | None = None) -> Any:

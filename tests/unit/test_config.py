@@ -12,7 +12,7 @@ import pytest
 from hifc import Answer, Namespace
 from hifc.config import Config
 from hifc.errors import ConfigError
-from hifc.units import format_size, parse_size
+from hifc.util.units import format_size, parse_size
 
 
 def test_defaults_are_those_of_the_design() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import hifc
-from hifc.device import device_info, device_uri
+from hifc.device.device import device_info, device_uri
 from hifc_admin.main import main
 
 

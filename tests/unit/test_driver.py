@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from hifc import driver, layouts
 from hifc.errors import (
     BufferExhausted,
     ConfigError,
@@ -28,6 +27,7 @@ from hifc.errors import (
     NotPermitted,
     error_of,
 )
+from hifc.native_lib import layouts, libhifc
 
 HEADER = Path(__file__).parents[2] / "driver/include/hifc.h"
 DEVICE_HEADER = HEADER.with_name("hifc_device.h")
@@ -40,13 +40,13 @@ def test_every_function_of_the_header_is_in_the_table() -> None:
     )
     # Python gives back by the calls named drop, which may be repeated.
     of_c_alone = {"hifc_close", "hifc_buffer_free", "hifc_ticket_free", "hifc_ring_close"}
-    assert names - of_c_alone == set(driver._SYMBOLS)
+    assert names - of_c_alone == set(libhifc._SYMBOLS)
 
 
 def test_every_struct_of_the_header_is_compared() -> None:
     text = HEADER.read_text() + DEVICE_HEADER.read_text() + RING_HEADER.read_text()
     structs = set(re.findall(r"^struct (hifc_\w+) \{", text, re.MULTILINE))
-    assert structs == set(driver._SIZES)
+    assert structs == set(libhifc._SIZES)
 
 
 def test_fields_of_a_ring_stand_where_its_header_says() -> None:
@@ -65,29 +65,29 @@ def test_fields_of_a_ring_stand_where_its_header_says() -> None:
 
 def test_missing_library_names_the_fix(tmp_path: Path) -> None:
     with pytest.raises(LibraryError, match=re.escape("pip install .")):
-        driver.load(tmp_path / "libhifc.so")
+        libhifc.load(tmp_path / "libhifc.so")
 
 
 def test_file_that_is_no_library(tmp_path: Path) -> None:
     path = tmp_path / "libhifc.so"
     path.write_text("hello")
     with pytest.raises(LibraryError, match="cannot be loaded"):
-        driver.load(path)
+        libhifc.load(path)
 
 
 def test_library_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = driver.library_path()
-    monkeypatch.setattr(driver, "ABI_VERSION", 99)
+    library = libhifc.library_path()
+    monkeypatch.setattr(libhifc, "ABI_VERSION", 99)
     with pytest.raises(LibraryError, match="ABI version"):
-        driver.load(library)
+        libhifc.load(library)
     monkeypatch.undo()
-    monkeypatch.setitem(driver._SIZES, "hifc_stats", 8)
+    monkeypatch.setitem(libhifc._SIZES, "hifc_stats", 8)
     with pytest.raises(LibraryError, match="hifc_stats has"):
-        driver.load(library)
+        libhifc.load(library)
     monkeypatch.undo()
-    monkeypatch.setitem(driver._SYMBOLS, "hifc_nothing", (ctypes.c_int, (), None))
+    monkeypatch.setitem(libhifc._SYMBOLS, "hifc_nothing", (ctypes.c_int, (), None))
     with pytest.raises(LibraryError, match="hifc_nothing"):
-        driver.load(library)
+        libhifc.load(library)
 
 
 def test_import_loads_neither_torch_nor_the_library() -> None:
@@ -102,7 +102,7 @@ def test_import_loads_neither_torch_nor_the_library() -> None:
 
 
 def test_a_failing_call_raises_with_the_message_of_the_library() -> None:
-    lib = driver.library()
+    lib = libhifc.library()
     with pytest.raises(ConfigError, match="carrier-pigeon"):
         lib.hifc_format(b"carrier-pigeon://coop", ctypes.byref(layouts.FormatOpts()))
 
@@ -119,7 +119,7 @@ def test_checksums_of_corruption_come_from_the_struct_not_from_its_words() -> No
 
 
 def test_crc32c_is_raw() -> None:
-    lib = driver.library()
+    lib = libhifc.library()
     assert lib.hifc_crc32c_raw(b"\0" * 64, 64) == 0
     assert lib.hifc_crc32c_raw(b"\1", 1) != 0
 

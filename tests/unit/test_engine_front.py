@@ -15,9 +15,9 @@ from small_engine import key, settings
 import hifc
 from hifc import ConfigError, HiFC, HiFCPolicy, LRUPolicy
 from hifc.config import Config
-from hifc.integrations.transformers import HiFCCache
-from hifc.layer_plan import RESIDENT_RATIO
-from hifc.recompute import Decision
+from hifc.integrations.transformers.cache import HiFCCache
+from hifc.stream.plan import RESIDENT_RATIO
+from hifc.stream.recompute import Decision
 
 # ---- keywords
 
@@ -90,7 +90,7 @@ def test_block_tokens_are_what_was_written(
         def to_dict(self) -> dict[str, Any]:
             return {}
 
-    monkeypatch.setattr("hifc.integrations.transformers.HiFCCache", cache)
+    monkeypatch.setattr("hifc.integrations.transformers.cache.HiFCCache", cache)
     changes = {} if written is None else {"block_tokens": written}
     with HiFC(settings(**changes)) as engine:
         engine.cache(Model(), 100)

@@ -18,10 +18,10 @@ from interrupts import Interrupted, interrupt, unraisable_kept
 
 import hifc.engine
 from hifc import DeviceError, HiFC, HiFCPolicy, KVBlock, Namespace, NoSpace
-from hifc.codec import TRAILER_BYTES
-from hifc.policy import POLICIES, NativePolicy
-from hifc.ticket import Ticket
-from hifc.units import page_up
+from hifc.blocks.codec import TRAILER_BYTES
+from hifc.blocks.policy import POLICIES, NativePolicy
+from hifc.namespace.ticket import Ticket
+from hifc.util.units import page_up
 
 HOME = Path(hifc.engine.__file__).parent
 BUDGET = 48 << 10
@@ -546,7 +546,9 @@ def test_a_policy_of_ones_own_that_raises() -> None:
 @pytest.mark.parametrize("cls", ["swap", "reuse"])
 def test_memory_that_runs_out(cls: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each return of a function of the engine in turn."""
-    from hifc import blocks, host_tier, policy, residency
+    from hifc.blocks import host_tier, policy
+    from hifc.blocks import keys as blocks
+    from hifc.blocks import store as residency
 
     faults = [
         (residency.Residency, "_forget"),

@@ -21,7 +21,8 @@ ALONE = {"policy": {"util"}}
 
 # The floors of the namespace, lowest first. Files of one floor do not call one another.
 NAMESPACE = (
-    {"caller_memory", "index", "memory", "visit"},
+    {"caller_memory", "index", "visit"},
+    {"memory"},
     {"admission", "segments", "ticket"},
     {"batch", "lookup", "room", "seal"},
     {"durability", "read", "streams"},

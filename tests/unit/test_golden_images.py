@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that an earlier build wrote are read as they were meant: the format on flash did not change.
+"""Images that an earlier build wrote are read as they were meant: the format did not change.
 
 Both hold the same values. One was closed, the other left by kill -9, so that it is read by a scan.
 Made by 0.1.0 before driver/ was divided into floors; a new version of the format adds images and
@@ -47,4 +47,3 @@ def test_an_earlier_image_opens(name: str, tmp_path: Path) -> None:
         assert ns.get(key(100)) is None, "a swap entry outlived its process"
         assert ns.check(payload=True).problems == 0
         assert ns.put(key(1000), b"new") == Answer.OK
-

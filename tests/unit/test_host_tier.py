@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from small_engine import count_loaded, key
 
-from hifc import ConfigError, HiFC, KVBlock, NoSpace, residency
-from hifc.host_tier import HostTier
+from hifc import ConfigError, HiFC, KVBlock, NoSpace
+from hifc.blocks import store as residency
+from hifc.blocks.host_tier import HostTier
 
 VALUES = 15328  # of float32: 61440 bytes with the trailer, 15 pages
 STORED = VALUES * 4 + 128

@@ -18,9 +18,9 @@ import pytest
 from interrupts import Interrupted, each_place, interrupt, places
 
 from hifc import Answer, ClosedError, Namespace, make_requests
-from hifc.handle import collect_namespaces
-from hifc.request import Op
-from hifc.ring import RingStatus, make_descriptors
+from hifc.namespace.ring import RingStatus, make_descriptors
+from hifc.native_lib.handle import collect_namespaces
+from hifc.native_lib.request import Op
 
 if TYPE_CHECKING:
     from conftest import Opener

@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_backends import NAMES, back, make_backend, to
 
-from hifc import kernel_table, kernels, packing
-from hifc.driver import library
 from hifc.errors import ConfigError, InvalidRequest, LibraryError, NotSupported
+from hifc.kernels import backend as kernels
+from hifc.kernels import packing
+from hifc.kernels import table as kernel_table
+from hifc.native_lib.libhifc import library
 
 NATIVE = Path(__file__).parents[2] / "native"
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_backends import NAMES, back, make_backend, to
 
-from hifc.classifier import HotColdClassifier
+from hifc.blocks.classifier import HotColdClassifier
 from hifc.errors import ConfigError, InvalidRequest
-from hifc.heat import HeatTable, Split, from_bits, to_bits
-from hifc.kernels import Backend, HostBackend
+from hifc.kernels.backend import Backend, HostBackend
+from hifc.kernels.heat import HeatTable, Split, from_bits, to_bits
 
 backends = pytest.mark.parametrize("name", NAMES)
 few = settings(max_examples=60, deadline=None)

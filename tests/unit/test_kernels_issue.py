@@ -17,11 +17,11 @@ from ring_memory import RingMemory, in_flight, item_of, keys_for, word_of
 
 from hifc import Namespace
 from hifc.errors import ClosedError, ConfigError, InvalidRequest
-from hifc.heat import from_bits, to_bits
-from hifc.issue import Issuer
-from hifc.kernels import Backend
-from hifc.prefetch import HiFCPrefetcher
-from hifc.ring import RingOp, RingStatus
+from hifc.kernels.backend import Backend
+from hifc.kernels.heat import from_bits, to_bits
+from hifc.namespace.ring import RingOp, RingStatus
+from hifc.prefetch.issue import Issuer
+from hifc.prefetch.trend import HiFCPrefetcher
 
 backends = pytest.mark.parametrize("name", NAMES)
 few = settings(max_examples=60, deadline=None)

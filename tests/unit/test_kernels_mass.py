@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from kernel_backends import NAMES, back, make_backend, to
 
 from hifc.errors import InvalidRequest
-from hifc.mass import mass_from_digest, mass_from_sketch, mass_from_weights
-from hifc.sketch import Digest, Sketch, build_sketch
+from hifc.kernels.mass import mass_from_digest, mass_from_sketch, mass_from_weights
+from hifc.kernels.sketch import Digest, Sketch, build_sketch
 
 backends = pytest.mark.parametrize("name", NAMES)
 few = settings(max_examples=40, deadline=None)

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_backends import NAMES, back, make_backend, to
 
-from hifc import kernels, packing
-from hifc.driver import library
 from hifc.errors import InvalidRequest
-from hifc.pages import AXES, PageLayout, page_layout
+from hifc.kernels import backend as kernels
+from hifc.kernels import packing
+from hifc.kernels.pages import AXES, PageLayout, page_layout
+from hifc.native_lib.libhifc import library
 
 LAYOUTS = {  # axes of one array, what a sequence brings
     "vllm": ("kv page token head dim", "layer"),

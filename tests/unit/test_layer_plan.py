@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hifc.errors import ConfigError
-from hifc.layer_plan import KVShape, StreamPlan, make_plan, spread
+from hifc.stream.plan import KVShape, StreamPlan, make_plan, spread
 
 SMOLLM2 = KVShape(layers=30, heads=3, head_dim=64, item_bytes=4)
 

@@ -2,7 +2,7 @@
 """Every struct that C and Python share: each field stands in Python where the compiler puts it.
 
 Names, offsets, sizes and kinds come from programs that are generated from the headers and the
-kernels' sources and compiled here; hifc.layouts and hifc.kernel_table must say the same.
+kernels' sources and compiled here; hifc.native_lib.layouts and hifc.kernels.table say the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from hifc import driver, heat, kernel_table, layouts
+from hifc.kernels import heat
+from hifc.kernels import table as kernel_table
+from hifc.native_lib import layouts, libhifc
 
 REPOSITORY = Path(__file__).parents[2]
 INCLUDE = REPOSITORY / "driver/include"
@@ -133,7 +135,7 @@ def of_numpy(dtype: np.dtype[Any]) -> Layout:
 
 
 def ctypes_structs() -> dict[str, type[ctypes.Structure]]:
-    """Those of hifc.layouts by their names in C, which begin their docstrings."""
+    """Those of hifc.native_lib.layouts by their names in C, which begin their docstrings."""
     found = {}
     for _, struct in inspect.getmembers(layouts, inspect.isclass):
         if issubclass(struct, ctypes.Structure) and struct is not ctypes.Structure:
@@ -175,7 +177,7 @@ def of_headers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Layout]:
 
 def test_every_struct_of_the_headers_is_described(of_headers: dict[str, Layout]) -> None:
     described = {*ctypes_structs(), *NUMPY_STRUCTS}
-    assert described == set(of_headers) == set(driver._SIZES)
+    assert described == set(of_headers) == set(libhifc._SIZES)
     types = {name for name in vars(layouts) if isinstance(getattr(layouts, name), np.dtype)}
     assert types == set(NUMPY_STRUCTS.values())
 

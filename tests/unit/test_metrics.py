@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from hifc.metrics import COUNTERS, Metrics
+from hifc.metrics.counters import COUNTERS, Metrics
 
 
 def test_ratio_of_the_readme() -> None:

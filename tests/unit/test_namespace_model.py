@@ -29,7 +29,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from hifc import Answer, HiFCError, Namespace, driver
+from hifc import Answer, HiFCError, Namespace
+from hifc.native_lib import libhifc
 
 KEYS = st.integers(0, 9)
 SIZES = st.sampled_from([1, 100, 4000, 4096, 5000, 40_000, 150_000])
@@ -326,8 +327,8 @@ def faulty_library(monkeypatch: pytest.MonkeyPatch) -> None:
     path = os.environ.get("HIFC_FAULTY_LIBRARY")
     if not path:
         pytest.skip("HIFC_FAULTY_LIBRARY is not set: tools/test builds it and sets it")
-    library = driver.load(Path(path))
-    monkeypatch.setattr(driver, "library", lambda: library)
+    library = libhifc.load(Path(path))
+    monkeypatch.setattr(libhifc, "library", lambda: library)
 
 
 def test_namespace_is_a_dictionary() -> None:

@@ -10,10 +10,10 @@ import sys
 import numpy as np
 import pytest
 
-from hifc.blocks import KVBlock
+from hifc.blocks.keys import KVBlock
+from hifc.blocks.policy import HiFCPolicy, LRUPolicy, coldest, make_policy, victims
 from hifc.errors import ConfigError, InvalidRequest
-from hifc.policy import HiFCPolicy, LRUPolicy, coldest, make_policy, victims
-from hifc.prefetch import HiFCPrefetcher
+from hifc.prefetch.trend import HiFCPrefetcher
 
 
 class Clock:

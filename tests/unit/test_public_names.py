@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 import hifc
-from hifc import config, packages
+from hifc import config
 from hifc.config import Config, ConfigDict
 from hifc.errors import HiFCError, MissingPackage
+from hifc.util import packages
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -88,7 +89,7 @@ def test_the_cache_can_be_named_and_is_loaded_when_it_is() -> None:
         import sys, hifc
         assert "torch" not in sys.modules
         from hifc import HiFCCache
-        from hifc.integrations.transformers import HiFCCache as same
+        from hifc.integrations.transformers.cache import HiFCCache as same
         print(HiFCCache is same)
         """
     )
@@ -166,7 +167,7 @@ def test_a_package_that_is_broken_is_not_called_missing(tmp_path: Path) -> None:
     code = f"""
         import sys
         sys.path.insert(0, {str(tmp_path)!r})
-        from hifc.packages import need
+        from hifc.util.packages import need
         try:
             need("a test", "test", "half_there")
         except ModuleNotFoundError as error:
@@ -205,8 +206,8 @@ def test_the_mapping_for_type_checkers_has_the_settings_of_the_configuration() -
 
 
 def test_the_options_for_type_checkers_are_those_of_the_cache() -> None:
-    from hifc.integrations.options import CacheOptions
-    from hifc.integrations.transformers import HiFCCache
+    from hifc.integrations.transformers.cache import HiFCCache
+    from hifc.integrations.transformers.options import CacheOptions
 
     parameters = inspect.signature(HiFCCache).parameters.values()
     options = {item.name for item in parameters if item.kind is item.KEYWORD_ONLY}

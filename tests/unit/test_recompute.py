@@ -8,9 +8,10 @@ import random
 import pytest
 from interrupts import each_place
 
-from hifc import ConfigError, Metrics, cost_model
-from hifc.cost_model import CLASS_SAMPLES, CLASSES_MAX, CostModel
-from hifc.recompute import ERRORS_KEPT, PROBE_EVERY, LoadOrRecompute, Watch
+from hifc import ConfigError, Metrics
+from hifc.stream import cost_model
+from hifc.stream.cost_model import CLASS_SAMPLES, CLASSES_MAX, CostModel
+from hifc.stream.recompute import ERRORS_KEPT, PROBE_EVERY, LoadOrRecompute, Watch
 
 
 def load_s(tokens: int, per_s: float = 50_000) -> float:

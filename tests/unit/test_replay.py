@@ -20,10 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import access_traces
-from hifc import driver, layouts
+from hifc.blocks.policy import POLICIES, NativePolicy
+from hifc.blocks.replay import ADMISSIONS, BELADY, Outcome, Trace, load_trace, make_trace, replay
 from hifc.errors import HiFCError, InvalidRequest
-from hifc.policy import POLICIES, NativePolicy
-from hifc.replay import ADMISSIONS, BELADY, Outcome, Trace, load_trace, make_trace, replay
+from hifc.native_lib import layouts, libhifc
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLASSIC = ["lru", "lfu", "frequency", "arc", "s3fifo"]
@@ -345,7 +345,7 @@ def test_a_write_budget_is_kept() -> None:
 
 
 def test_what_is_not_there_is_refused() -> None:
-    lib = driver.library()
+    lib = libhifc.library()
     policy = NativePolicy("lru", 1, 0.1).pointer
     ids = np.zeros(1, np.uint32)
     ids_at, trace = ids.ctypes.data, make_trace([(0.0, [1])])

@@ -18,7 +18,7 @@ import pytest
 
 import hifc
 from hifc import ClosedError, ForkError, InvalidRequest, Namespace, NoSpace
-from hifc.ring import DESCRIPTOR, Ring, RingOp, RingStatus, make_descriptors
+from hifc.namespace.ring import DESCRIPTOR, Ring, RingOp, RingStatus, make_descriptors
 
 if TYPE_CHECKING:
     from conftest import Opener

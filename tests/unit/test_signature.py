@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hifc.signature: what is on a device, from the bytes at its ends."""
+"""hifc.device.signature: what is on a device, from the bytes at its ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hifc import Namespace
-from hifc.signature import edge_bytes, signatures, tail_offset
+from hifc.device.signature import edge_bytes, signatures, tail_offset
 
 SIZE_BYTES = 16 << 20
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from hifc.config import Config
 from hifc.errors import ConfigError
-from hifc.layer_plan import KVShape
-from hifc.sparse_blocks import STAY, HeadBlocks, most_of
-from hifc.sparse_plan import SparseSettings, make_sparse_plan, widened
-from hifc.sparse_quality import CHECKS_MIN, SETTLE_STEPS, Quality, Verdict
+from hifc.sparse.blocks import STAY, HeadBlocks, most_of
+from hifc.sparse.plan import SparseSettings, make_sparse_plan, widened
+from hifc.sparse.quality import CHECKS_MIN, SETTLE_STEPS, Quality, Verdict
+from hifc.stream.plan import KVShape
 
 SHAPE = KVShape(30, 3, 64, 4)
 

@@ -35,11 +35,11 @@ from hifc import (
     Namespace,
     NotSupported,
     Op,
-    driver,
     make_requests,
 )
-from hifc.bar import MAP_BYTES, PciBarProvider
-from hifc.staging import Extents
+from hifc.native_lib import libhifc
+from hifc.staging.bar import MAP_BYTES, PciBarProvider
+from hifc.staging.staging import Extents
 
 KEYS = [bytes([number]) * 16 for number in range(8)]
 
@@ -148,7 +148,7 @@ def prepared(ns: Namespace, op: Op, buffer: np.ndarray, sums: np.ndarray) -> np.
 def test_checksums_are_given_and_wanted_in_the_bar(ns: Namespace) -> None:
     buffer, sums = ns.staging.buffer(65536), ns.staging.buffer(4).view(np.uint32)
     buffer[:] = value(5, 65536)
-    raw = driver.library().hifc_crc32c_raw(buffer.ctypes.data, buffer.size)
+    raw = libhifc.library().hifc_crc32c_raw(buffer.ctypes.data, buffer.size)
     sums[0] = raw
     ns.submit(prepared(ns, Op.PUT, buffer, sums)).wait()
     sums[0] = 0
@@ -293,8 +293,10 @@ def test_a_kind_by_name_is_never_replaced(ram: Opener, kind: str, text: str) -> 
 def test_a_bar_that_a_drive_cannot_reach_closes_the_device(
     ram: Opener, bar: FakeBar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hifc.bar.map_aligned", lambda fd, size: 0x1000_0000_0800)  # off any page
-    monkeypatch.setattr("hifc.driver.unmap", lambda address, size: None)
+    monkeypatch.setattr(
+        "hifc.staging.bar.map_aligned", lambda fd, size: 0x1000_0000_0800
+    )  # off any page
+    monkeypatch.setattr("hifc.native_lib.libhifc.unmap", lambda address, size: None)
     with pytest.raises(NotSupported, match="behind an IOMMU that is on"):
         ram.open(staging="gpu", staging_size="2MiB", bar=bar.provider())
     assert not bar.enabled
@@ -375,7 +377,7 @@ def test_a_bar_that_cannot_be_mapped_is_disabled_again(
     def refuse(*arguments: object) -> int:
         raise OSError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr("hifc.bar._mmap", refuse)
+    monkeypatch.setattr("hifc.staging.bar._mmap", refuse)
     with pytest.raises(PermissionError, match="locked down"):
         bar.provider().map(MAP_BYTES)
     assert not bar.enabled
@@ -405,7 +407,7 @@ class Scripted:
         read, write = os.pipe()
         prologue = (
             "from pathlib import Path\nimport ctypes, gc\nimport numpy as np\n"
-            "import hifc.gdrcopy\nhifc.gdrcopy._DEVICE = Path('/dev/null')\n"
+            "from hifc.staging import gdrcopy\ngdrcopy._DEVICE = Path('/dev/null')\n"
             "from hifc import HiFCError, Namespace\n"
             "uri = 'ram://gpu?size=64MiB'\nNamespace.format(uri, segment_size='2MiB')\n"
             "key = bytes(16)\n"

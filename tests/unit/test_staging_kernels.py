@@ -17,10 +17,11 @@ import pytest
 from conftest import Opener
 from fake_bar import FakeBar
 
-from hifc import Answer, Namespace, NotSupported, kernels
-from hifc.bar import BarMemory
-from hifc.packing import checksums, pack, unpack
-from hifc.pages import page_layout
+from hifc import Answer, Namespace, NotSupported
+from hifc.kernels import backend as kernels
+from hifc.kernels.packing import checksums, pack, unpack
+from hifc.kernels.pages import page_layout
+from hifc.staging.bar import BarMemory
 
 KEYS = [bytes([number]) * 16 for number in range(3)]
 TABLE = np.array([[5, 0], [3, 2], [1, 7]], np.int32)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from hifc import Answer, ClosedError, Namespace, Ticket
-from hifc.ring import RingStatus
+from hifc.namespace.ring import RingStatus
 
 if TYPE_CHECKING:
     from conftest import Opener

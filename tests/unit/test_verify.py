@@ -25,7 +25,7 @@ import kv_models as kv
 from admin_shell import Shell, code_of
 from byte_model import make_model
 from hifc import HiFC, InvalidRequest, verify
-from hifc.integrations.transformers import HiFCCache
+from hifc.integrations.transformers.cache import HiFCCache
 from hifc.verify import Bounds, attention, lockstep
 from hifc.verify.lockstep import Plan
 from hifc.verify.result import Stage, Verification

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import hifc
-from hifc import HiFC, HiFCError, InvalidRequest, Namespace, checking
-from hifc.layer_plan import KVShape, make_plan
+from hifc import HiFC, HiFCError, InvalidRequest, Namespace
+from hifc.stream.plan import KVShape, make_plan
+from hifc.util import checking
 
 KEY = b"k" * 16
 WRONG = [

@@ -25,9 +25,9 @@ UNKNOWN_UID = 4321
 # Everything is loaded before the privileges go, since others than root may not read it there.
 USE = """
 import ctypes, os, sys
-import hifc.driver
+from hifc.native_lib.libhifc import library
 from hifc import Namespace
-hifc.driver.library()
+library()
 uid, gid, uri = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 os.setgroups([gid])
 os.setgid(uid)

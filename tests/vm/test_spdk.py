@@ -15,8 +15,8 @@ import pytest
 from busy import LINE_TIMEOUT_S, SEGMENT, assert_synced, under_load
 
 from hifc import DeviceBusy, DeviceError, HiFC, HiFCError, Namespace
-from hifc.bar import PciBarProvider
-from hifc.ticket import Ticket
+from hifc.namespace.ticket import Ticket
+from hifc.staging.bar import PciBarProvider
 from vm.pci import Drive, PciDevice, wait_until
 from vm.qmp import Qmp
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python part of tools/bench/policy: arguments, table, JSON and plot around hifc.replay.
+"""The Python part of tools/bench/policy: arguments, table, JSON and plot around hifc.blocks.replay.
 
 docs/measuring.md says what is counted and shows figures.
 """
@@ -15,9 +15,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from hifc.blocks.policy import POLICIES
+from hifc.blocks.replay import ADMISSIONS, BELADY, Outcome, Trace, load_trace, replay
 from hifc.errors import HiFCError
-from hifc.policy import POLICIES
-from hifc.replay import ADMISSIONS, BELADY, Outcome, Trace, load_trace, replay
 
 CAPACITIES = "1000,5000,10000,30000"
 SHOWN = ["default", "frequency", "lru", "lfu", "arc", "s3fifo", BELADY]

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 import hifc
-from hifc import driver
+from hifc.native_lib import libhifc
 
 BATCHES_A_ROUND = 32
 URI = "ram://pycost?size=2GiB"
@@ -53,7 +53,7 @@ class Rig:
         self.batch = batch
         self.buffers = self.ns.buffer(size_bytes * batch)
         self.checksums = self.ns.buffer(4 * batch)
-        pool = driver.library().hifc_pool_base(self.ns._handle.pointer, 0, None)
+        pool = libhifc.library().hifc_pool_base(self.ns._handle.pointer, 0, None)
         self.offsets = self.buffers.ctypes.data - pool + np.arange(batch) * size_bytes
         self.checksum_offsets = self.checksums.ctypes.data - pool + np.arange(batch) * 4
         self.next_key = 0
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=1 << 20, help="in the index beside them")
     options = parser.parse_args()
     rig = Rig(options.size, options.batch, options.entries)
-    copies = driver.library().hifc_bench_ram_copies
+    copies = libhifc.library().hifc_bench_ram_copies
     rig.round(copies)
     puts, gets = zip(*(rig.round(copies) for _ in range(options.rounds)), strict=True)
     result: dict[str, object] = {"size_bytes": options.size, "batch": options.batch}

@@ -19,11 +19,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hifc.memory import ByteArray
-from hifc.namespace import Namespace
-from hifc.request import Answer, BlockClass, KeyArray, Op, make_requests
-from hifc.ticket import Ticket
-from hifc.units import page_up
+from hifc.namespace.namespace import Namespace
+from hifc.namespace.ticket import Ticket
+from hifc.native_lib.memory import ByteArray
+from hifc.native_lib.request import Answer, BlockClass, KeyArray, Op, make_requests
+from hifc.util.units import page_up
 
 SAMPLES_MAX = 1_000_000
 DELETE_AT_ONCE = 256

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from hifc.namespace import Namespace
-from hifc.request import Answer, KeyArray
-from hifc.units import page_up
+from hifc.namespace.namespace import Namespace
+from hifc.native_lib.request import Answer, KeyArray
+from hifc.util.units import page_up
 from hifc_admin import baseline, bench_load, bench_plot, progress, scan, target, text
 from hifc_admin.bench_load import Load, Outcome, Scratch
 from hifc_admin.medium_verbs import size

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hifc.errors import DeviceBusy
-from hifc.namespace import Namespace
-from hifc.stats import CheckResult, NamespaceStats
+from hifc.namespace.namespace import Namespace
+from hifc.namespace.stats import CheckResult, NamespaceStats
 from hifc_admin import progress, scan, text
 from hifc_admin.failures import what_failed
 from hifc_admin.medium_verbs import size

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hifc.signature import edge_bytes, signatures, tail_offset
+from hifc.device.signature import edge_bytes, signatures, tail_offset
 from hifc_admin.drives import size_of
 from hifc_admin.system import System
 

@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from hifc import device
+from hifc.device import device
 from hifc_admin import owner, smart_log, target, text
 from hifc_admin.parsing import Verbs, add_uri, add_verb
 from hifc_admin.result import Exit, Failure, Problem, Result

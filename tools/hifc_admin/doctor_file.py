@@ -18,9 +18,9 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from hifc.driver import library
 from hifc.errors import FormatError
-from hifc.stats import NamespaceStats
+from hifc.namespace.stats import NamespaceStats
+from hifc.native_lib.libhifc import library
 from hifc_admin import accounts, memory, scan, target, text
 from hifc_admin.doctor import Checks, Finding, Scene, failed, passed, warned
 from hifc_admin.doctor_engine import CAP_IPC_LOCK

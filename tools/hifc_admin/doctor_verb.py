@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 
-from hifc.driver import library
+from hifc.native_lib.libhifc import library
 from hifc_admin import (
     doctor,
     doctor_drive,

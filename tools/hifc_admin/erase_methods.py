@@ -7,7 +7,7 @@ what may be used instead.
 
 from __future__ import annotations
 
-from hifc.device import DeviceInfo, EraseMethod, InfoFlag, SanitizeState
+from hifc.device.device import DeviceInfo, EraseMethod, InfoFlag, SanitizeState
 from hifc_admin.result import Exit, Failure, Problem
 
 SANITIZE = "sanitize"

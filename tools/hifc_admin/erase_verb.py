@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from hifc import device
-from hifc.device import DeviceInfo, InfoFlag, SanitizeState, SanitizeStatus
+from hifc.device import device
+from hifc.device.device import DeviceInfo, InfoFlag, SanitizeState, SanitizeStatus
 from hifc.errors import WaitTimeout
 from hifc_admin import erase_methods, medium_verbs, progress, target
 from hifc_admin.erase_methods import SANITIZE

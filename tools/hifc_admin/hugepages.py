@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 
 from hifc.errors import ConfigError
-from hifc.units import parse_size
+from hifc.util.units import parse_size
 from hifc_admin import memory, text
 from hifc_admin import system as systems
 from hifc_admin.host_verbs import require_root

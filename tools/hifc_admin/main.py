@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hifc.device import device_uri
+from hifc.device.device import device_uri
 from hifc.errors import HiFCError
 from hifc_admin import (
     bench_verb,

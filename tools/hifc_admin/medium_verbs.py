@@ -15,8 +15,8 @@ import shlex
 import shutil
 
 from hifc.errors import ConfigError, HiFCError
-from hifc.namespace import Namespace
-from hifc.units import parse_size
+from hifc.namespace.namespace import Namespace
+from hifc.util.units import parse_size
 from hifc_admin import scan, target
 from hifc_admin.failures import failure_of
 from hifc_admin.parsing import Parser, Verbs, add_uri, add_verb

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hifc import device, layouts
-from hifc.device import DeviceInfo, SanitizeState
-from hifc.namespace import Namespace
-from hifc.state import Entry
+from hifc.device import device
+from hifc.device.device import DeviceInfo, SanitizeState
+from hifc.namespace.namespace import Namespace
+from hifc.namespace.state import Entry
+from hifc.native_lib import layouts
 from hifc_admin import scan, text
 from hifc_admin.medium_verbs import size
 from hifc_admin.parsing import Verbs, add_uri, add_verb, whole_number

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hifc import gauges
-from hifc import stats as statistics
-from hifc.metrics import COUNTERS as ENGINE_COUNTERS
+from hifc.metrics import gauges
+from hifc.metrics.counters import COUNTERS as ENGINE_COUNTERS
+from hifc.namespace import stats as statistics
 
 # Of struct hifc_stats, those that only go up. All other numbers are gauges.
 COUNTERS = [

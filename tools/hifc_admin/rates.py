@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hifc.stats import latency_us
+from hifc.namespace.stats import latency_us
 from hifc_admin import text
 
 Stats = Mapping[str, Any]
@@ -52,7 +52,7 @@ QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 def between(before: Stats, after: Stats, interval_s: float) -> dict[str, Any]:
     """Rates over the interval; sizes and totals as of its end. None: nothing to tell it from.
 
-    Latency is that of whole batches, right within a factor of two; see hifc.stats.latency_us.
+    Latency is that of whole batches, right within a factor of two; see latency_us.
     """
     found: dict[str, Any] = {name: after.get(name) for name in ("uri", "pid", "uuid", "label")}
     found["interval_s"] = interval_s

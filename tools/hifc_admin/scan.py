@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from hifc.errors import CorruptionError, DeviceError, HiFCError
-from hifc.memory import ByteArray
-from hifc.namespace import Namespace
-from hifc.request import Answer, EventKind
-from hifc.state import Entry
-from hifc.ticket import Ticket
-from hifc.units import page_up
+from hifc.namespace.namespace import Namespace
+from hifc.namespace.state import Entry
+from hifc.namespace.ticket import Ticket
+from hifc.native_lib.memory import ByteArray
+from hifc.native_lib.request import Answer, EventKind
+from hifc.util.units import page_up
 
 BUFFER_BYTES = 8 << 20
 # Enough to look at a namespace and its index, where huge pages are scarce.

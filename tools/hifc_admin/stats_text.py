@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hifc.stats import latency_us
+from hifc.namespace.stats import latency_us
 from hifc_admin import text
 from hifc_admin.rates import QUANTILES
 

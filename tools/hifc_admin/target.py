@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 
-from hifc import device
+from hifc.device import device
 from hifc_admin import drives
 from hifc_admin.claims import Claims, claimed_usage
 from hifc_admin.result import Exit, Failure, Problem

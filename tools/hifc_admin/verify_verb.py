@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hifc.errors import InvalidRequest
-from hifc.layer_plan import RESIDENT_RATIO
+from hifc.stream.plan import RESIDENT_RATIO
 from hifc_admin import progress, target, text
 from hifc_admin.parsing import Verbs, add_verb, whole_number
 from hifc_admin.result import Exit, Failure, Problem, Result
@@ -208,7 +208,7 @@ def _plan(arguments: argparse.Namespace, tokens: int) -> Plan:
 
 def _run(arguments: argparse.Namespace, model: Any, ids: Any) -> Verification:
     import hifc
-    from hifc.integrations.core import kv_shape
+    from hifc.integrations.transformers.core import kv_shape
     from hifc.verify import Bounds, lockstep
 
     plan = _plan(arguments, ids.shape[1])

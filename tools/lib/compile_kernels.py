@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from hifc import kernels
+from hifc.kernels import backend as kernels
 
 ARCHITECTURES = ["80", "90", "100"]
 # CuPy 13 and 14 add these to ours.

@@ -32,7 +32,7 @@ import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, StaticCache
 
 import hifc
-from hifc.layer_plan import RESIDENT_RATIO, KVShape, make_plan
+from hifc.stream.plan import RESIDENT_RATIO, KVShape, make_plan
 
 TEXT = "/usr/share/common-licenses/GPL-3"
 # Tokens that one cache generates before the next has its turn.

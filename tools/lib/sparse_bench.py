@@ -32,10 +32,10 @@ import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, StaticCache
 
 import hifc
-from hifc.integrations.attention import ATTENTION
-from hifc.integrations.sparse import SparseCache
-from hifc.integrations.transformers import kv_shape
-from hifc.sparse_plan import SparseSettings, make_sparse_plan
+from hifc.integrations.transformers.attention import ATTENTION
+from hifc.integrations.transformers.cache import kv_shape
+from hifc.integrations.transformers.sparse import SparseCache
+from hifc.sparse.plan import SparseSettings, make_sparse_plan
 
 TEXT = "/usr/share/common-licenses/GPL-3"
 CHUNK_TOKENS = 128
