@@ -18,7 +18,7 @@ from admin_shell import Shell
 from fake_host import Host
 from hifc import Namespace
 from hifc.native_lib import libhifc
-from hifc_admin import system
+from hifc_admin.host import system
 
 REPOSITORY = Path(__file__).parents[1]
 

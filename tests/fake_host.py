@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hifc_admin.processes import FIRST_PID_NAMESPACE
-from hifc_admin.system import System
+from hifc_admin.host.processes import FIRST_PID_NAMESPACE
+from hifc_admin.host.system import System
 
 SIZE_BYTES = 4 << 20
 PARTITION_BYTES = 2 << 20

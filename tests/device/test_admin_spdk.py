@@ -11,7 +11,8 @@ import pytest
 
 from admin_shell import Shell, code_of
 from hifc import HiFC, Namespace
-from hifc_admin import baseline, doctor_measure
+from hifc_admin.doctor import baseline
+from hifc_admin.doctor import measure as doctor_measure
 from hifc_admin.result import Exit
 
 if TYPE_CHECKING:

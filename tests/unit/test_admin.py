@@ -21,10 +21,10 @@ from hifc import Namespace
 from hifc.errors import BufferExhausted, DeviceBusy
 from hifc_admin import smart_log, target, text
 from hifc_admin.failures import failure_of
+from hifc_admin.host.system import System
 from hifc_admin.main import VERB_GROUPS, main, make_parser
 from hifc_admin.parsing import wrapped
 from hifc_admin.result import Exit, Failure, Result, show_text
-from hifc_admin.system import System
 
 SIZE = "16MiB"
 
@@ -409,7 +409,7 @@ def test_bugs_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: argparse.Namespace) -> None:
         raise AssertionError("a bug")
 
-    monkeypatch.setattr("hifc_admin.namespace_verbs.info", broken)
+    monkeypatch.setattr("hifc_admin.verbs.namespace.info", broken)
     with pytest.raises(AssertionError):
         main(["info", "ram://"])
 

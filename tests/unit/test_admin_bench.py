@@ -15,10 +15,14 @@ import pytest
 from admin_shell import Shell, code_of
 from hifc.namespace.namespace import Namespace
 from hifc.native_lib.request import Answer, Op
-from hifc_admin import baseline, bench_load, bench_plot, bench_verb, doctor_measure
-from hifc_admin.bench_load import Outcome, Scratch
-from hifc_admin.doctor import Row, Status, passed, warned
+from hifc_admin.bench import load as bench_load
+from hifc_admin.bench import plot as bench_plot
+from hifc_admin.bench.load import Outcome, Scratch
+from hifc_admin.doctor import baseline
+from hifc_admin.doctor import measure as doctor_measure
+from hifc_admin.doctor.checks import Row, Status, passed, warned
 from hifc_admin.result import Exit
+from hifc_admin.verbs import bench as bench_verb
 
 QUICK = ("--duration", "0.1", "--size", "16KiB", "--depth", "4", "--data", "1MiB")
 

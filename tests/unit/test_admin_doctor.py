@@ -17,11 +17,16 @@ from admin_shell import Shell, code_of
 from fake_host import PCI, Host
 from hifc.errors import DeviceBusy
 from hifc.namespace.namespace import Namespace
-from hifc_admin import device_verbs, doctor, doctor_drive, doctor_engine, doctor_file, doctor_host
-from hifc_admin.doctor import Engine, Row, Scene, Status
-from hifc_admin.doctor_verb import ALL_CHECKS, scene_of
-from hifc_admin.drives import all_drives, all_gpus
+from hifc_admin.doctor import checks as doctor
+from hifc_admin.doctor import drive as doctor_drive
+from hifc_admin.doctor import engine as doctor_engine
+from hifc_admin.doctor import file as doctor_file
+from hifc_admin.doctor import host as doctor_host
+from hifc_admin.doctor.checks import Engine, Row, Scene, Status
+from hifc_admin.host.drives import all_drives, all_gpus
 from hifc_admin.result import Exit
+from hifc_admin.verbs import device as device_verbs
+from hifc_admin.verbs.doctor import ALL_CHECKS, scene_of
 
 BDF = "0000:3b:00.0"
 URI = f"spdk://{BDF}?ns=1"

@@ -13,9 +13,9 @@ import pytest
 
 from admin_shell import Shell, code_of
 from fake_host import PCI, Host, Killed
-from hifc_admin import install, records
-from hifc_admin.drives import find_drive
-from hifc_admin.leftovers import find_leftovers
+from hifc_admin.host import install, records
+from hifc_admin.host.drives import find_drive
+from hifc_admin.host.leftovers import find_leftovers
 from hifc_admin.result import Exit
 
 BDF = "0000:3b:00.0"

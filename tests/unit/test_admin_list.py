@@ -13,7 +13,7 @@ import pytest
 
 from admin_shell import Shell
 from fake_host import PCI, SIZE_BYTES, Host
-from hifc_admin import owner
+from hifc_admin.engine import owner
 from hifc_admin.result import Exit
 
 BDF = "0000:3b:00.0"

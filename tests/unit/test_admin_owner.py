@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from admin_shell import Shell, code_of
-from hifc_admin import device_verbs, owner
+from hifc_admin.engine import owner
 from hifc_admin.result import Exit, Failure
+from hifc_admin.verbs import device as device_verbs
 
 Answers = dict[str, bytes]
 

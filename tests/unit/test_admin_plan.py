@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hifc_admin.plan import Plan
+from hifc_admin.host.plan import Plan
 from hifc_admin.result import Exit, Failure, Problem
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

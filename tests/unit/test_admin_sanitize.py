@@ -184,7 +184,7 @@ def test_an_open_that_fails_of_it_names_the_way_out(
     def fail(*_: object, **__: object) -> None:
         raise DeviceError("Sanitize In Progress", sct=0, sc=0x1D)
 
-    monkeypatch.setattr("hifc_admin.namespace_verbs.Namespace.open", fail)
+    monkeypatch.setattr("hifc_admin.verbs.namespace.Namespace.open", fail)
     code, document = admin.json("info", URI)
     assert (code, code_of(document)) == (Exit.FAILED, "sanitizing")
     assert "--method sanitize" in document["problems"][0]["fix"]

@@ -17,8 +17,10 @@ import pytest
 
 from admin_shell import Shell, code_of
 from hifc.namespace.stats import latency_us
-from hifc_admin import live_verbs, owner, prometheus, rates, text
+from hifc_admin import text
+from hifc_admin.engine import owner, prometheus, rates
 from hifc_admin.result import Exit
+from hifc_admin.verbs import live as live_verbs
 
 ENGINE = """
 import select, sys

@@ -28,7 +28,7 @@ from hifc import (
     KVBlock,
     NoSpace,
 )
-from hifc_admin import owner
+from hifc_admin.engine import owner
 
 BLOCK = (2, 3, 64, 40)  # 61440 bytes of float32 and a trailer: 16 pages
 HELD = 64 << 10

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import transcript
 
-from hifc_admin.accounts import HIFC_GROUP
-from hifc_admin.install import DROP_IN, FILES, RUN_FOLDER, SERVICES, UNITS
+from hifc_admin.host.accounts import HIFC_GROUP
+from hifc_admin.host.install import DROP_IN, FILES, RUN_FOLDER, SERVICES, UNITS
 from vm.pci import Drive
 
 PARTS = ["list", "bind", "install", "hugepages", "format", "smart", "bench", "status", "unbind"]

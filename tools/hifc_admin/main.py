@@ -11,22 +11,8 @@ from pathlib import Path
 
 from hifc.device.device import device_uri
 from hifc.errors import HiFCError
-from hifc_admin import (
-    bench_verb,
-    check_verbs,
-    device_verbs,
-    doctor_verb,
-    erase_verb,
-    host_verbs,
-    hugepages,
-    install,
-    live_verbs,
-    medium_verbs,
-    namespace_verbs,
-    upkeep_verbs,
-    verify_verb,
-)
 from hifc_admin.failures import failure_of
+from hifc_admin.host import hugepages, install
 from hifc_admin.parsing import (
     GroupedParser,
     Parser,
@@ -36,6 +22,17 @@ from hifc_admin.parsing import (
 )
 from hifc_admin.result import PROGRAM, Exit, Failure, Result, show_json, show_text
 from hifc_admin.text import COLOR_CHOICES
+from hifc_admin.verbs import bench as bench_verb
+from hifc_admin.verbs import check as check_verbs
+from hifc_admin.verbs import device as device_verbs
+from hifc_admin.verbs import doctor as doctor_verb
+from hifc_admin.verbs import erase as erase_verb
+from hifc_admin.verbs import host as host_verbs
+from hifc_admin.verbs import live as live_verbs
+from hifc_admin.verbs import medium as medium_verbs
+from hifc_admin.verbs import namespace as namespace_verbs
+from hifc_admin.verbs import upkeep as upkeep_verbs
+from hifc_admin.verbs import verify as verify_verb
 
 _GROUPS = (
     host_verbs,

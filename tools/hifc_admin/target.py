@@ -13,10 +13,10 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 
 from hifc.device import device
-from hifc_admin import drives
-from hifc_admin.claims import Claims, claimed_usage
+from hifc_admin.host import drives
+from hifc_admin.host.claims import Claims, claimed_usage
+from hifc_admin.host.system import System
 from hifc_admin.result import Exit, Failure, Problem
-from hifc_admin.system import System
 
 FABRICS = ("spdk+tcp", "spdk+rdma")
 # Attributes of an NVMe namespace that the kernel drives.

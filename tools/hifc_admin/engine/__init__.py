@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running engines, by the sockets of their owners."""
