@@ -231,7 +231,8 @@ class Handle:
                     settle()
             for release in self.after_close:
                 release()
-            self.collect()
+            self.loans.end()
+            _namespaces.collect()
             self._closed = True
             if failure is not None:
                 raise failure
