@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hifc.checking import seconds
 from hifc.errors import (
     BackPressure,
     ConfigError,
@@ -108,7 +109,7 @@ class Ticket:
         Returns True when done, False when the time ran out. It only waits: True says nothing of
         how the requests ended, and none of their errors raises here. See `result`.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else time.monotonic() + seconds("timeout_s", timeout_s)
         while not self._finished:
             slice_us, last = WAIT_SLICE_US, False
             if deadline is not None:
