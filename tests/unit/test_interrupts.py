@@ -305,6 +305,30 @@ def test_what_dies_in_one_cycle_with_its_namespace_is_freed(ram: Opener, what: s
     assert len(collect_namespaces()) == before
 
 
+def test_a_call_that_comes_while_another_thread_closes_leaves_nothing(
+    ram: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ram.open().close()
+    before = len(collect_namespaces())
+    ns = Namespace.open(ram.uri, pool_size="1MiB")
+    handle = ns._handle
+    ready = handle.ready
+    blocks = ns.buffer(8192).reshape(2, 4096)
+
+    def ready_and_then_closed() -> None:
+        ready()
+        monkeypatch.undo()
+        ns.close()
+
+    monkeypatch.setattr(handle, "ready", ready_and_then_closed)
+    with pytest.raises(ClosedError):
+        ns.put_many([key(1), key(2)], blocks)
+    del ns, handle, ready, ready_and_then_closed, blocks
+    gc.collect()
+    collect_namespaces()
+    assert len(collect_namespaces()) == before
+
+
 def test_close_can_be_repeated_after_an_exception(ram: Opener) -> None:
     """And what was written by then survives."""
     place = 0
