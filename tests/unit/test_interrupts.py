@@ -310,20 +310,22 @@ def test_a_call_that_comes_while_another_thread_closes_leaves_nothing(
 ) -> None:
     ram.open().close()
     before = len(collect_namespaces())
-    ns = Namespace.open(ram.uri, pool_size="1MiB")
-    handle = ns._handle
-    ready = handle.ready
-    blocks = ns.buffer(8192).reshape(2, 4096)
 
-    def ready_and_then_closed() -> None:
-        ready()
-        monkeypatch.undo()
-        ns.close()
+    def cycle() -> None:
+        ns = Namespace.open(ram.uri, pool_size="1MiB")
+        ready = ns._handle.ready
+        blocks = ns.buffer(8192).reshape(2, 4096)
 
-    monkeypatch.setattr(handle, "ready", ready_and_then_closed)
-    with pytest.raises(ClosedError):
-        ns.put_many([key(1), key(2)], blocks)
-    del ns, handle, ready, ready_and_then_closed, blocks
+        def ready_and_then_closed() -> None:
+            ready()
+            monkeypatch.undo()
+            ns.close()
+
+        monkeypatch.setattr(ns._handle, "ready", ready_and_then_closed)
+        with pytest.raises(ClosedError):
+            ns.put_many([key(1), key(2)], blocks)
+
+    cycle()
     gc.collect()
     collect_namespaces()
     assert len(collect_namespaces()) == before
