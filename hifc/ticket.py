@@ -15,7 +15,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from hifc.errors import (
     HiFCError,
     InvalidRequest,
     NoSpace,
+    NotSupported,
     WaitTimeout,
     error_of,
 )
@@ -96,6 +97,10 @@ class Ticket:
                 sent["status"] = Answer.RETRY
         if self._cell.value is None:
             self._take()
+
+    def __reduce__(self) -> NoReturn:
+        """For copy and pickle: two tickets would take one result over."""
+        raise NotSupported("a Ticket can be neither copied nor pickled: several may wait for one")
 
     # ---- waiting
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 import hifc
-from hifc import Answer, HiFC, HiFCError, InvalidRequest, Namespace, calls, checking
+from hifc import Answer, HiFC, HiFCError, InvalidRequest, Namespace, NotSupported, calls, checking
 from hifc.handle import Handle
 from hifc.layer_plan import KVShape, make_plan
 from hifc.ring import make_descriptors
@@ -235,6 +237,21 @@ def test_abort_gives_room_back_that_writes_in_flight_still_hold(
         for number in range(64):  # the janitor goes round with what is asked for
             ns.put(bytes([number]) * 16, PART)
         assert ns.reserve(KEY, 8192), "the key is free again"
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_holds_something_of_libhifc_is_not_copied(
+    engine: HiFC, copied: Callable[[Any], object]
+) -> None:
+    ns = engine.namespace
+    with (
+        ns.reserve(b"c" * 16, 4096) as held,
+        ns.lease([KEY]) as lease,
+        ns.ring(ns.buffer(4096), 4096, slots=16) as ring,
+    ):
+        for thing in (engine, ns, held, lease, ring, ns.get_many([KEY])):
+            with pytest.raises(NotSupported, match="neither copied nor pickled"):
+                copied(thing)
 
 
 def test_what_is_right_passes() -> None:
