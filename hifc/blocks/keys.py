@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hifc.errors import InvalidRequest
-from hifc.native_lib.request import KeyArray
-from hifc.util.checking import whole
+from hifc.native_lib.request import KeyArray, key_bytes
+from hifc.util.checking import items, whole
 from hifc.util.units import page_up
 
 _SALT_MAX_BYTES = 64
@@ -47,14 +47,14 @@ def canonical(value: object) -> bytes:
             body = struct.pack("<d", value)
             tag = b"d"
         case str():
-            body = value.encode()
+            body = value.encode("utf-8", "surrogatepass")
             tag = b"s"
         case bytes():
             body = value
             tag = b"b"
         case Mapping():
-            items = sorted((canonical(key), canonical(item)) for key, item in value.items())
-            body = b"".join(key + item for key, item in items)
+            pairs = sorted((canonical(key), canonical(item)) for key, item in value.items())
+            body = b"".join(key + item for key, item in pairs)
             tag = b"m"
         case list() | tuple():
             body = b"".join(canonical(item) for item in value)
@@ -149,12 +149,12 @@ class KeyScheme:
         images: (position within the block, content hash) of each image that begins in it, since
         the placeholder ids of all images are equal.
         """
-        ids = _token_bytes(tokens)
+        ids, parent = _token_bytes(tokens), key_bytes(parent)
         if len(ids) // 8 > self.block_tokens:
             raise InvalidRequest(
                 f"{len(ids) // 8} tokens do not fit a block of {self.block_tokens} tokens"
             )
-        extra = canonical([[int(at), bytes(content)] for at, content in images])
+        extra = canonical([[at, content] for at, content in _images(images)])
         return self._digest(_REUSE, parent, struct.pack("<Q", len(ids)), ids, extra)
 
     def keys(
@@ -172,10 +172,10 @@ class KeyScheme:
         _token_bytes(ids[:0] if ids.ndim else ids)
         length = self.block_tokens
         count, rest = divmod(len(ids), length)
-        digest = self.root if parent is None else parent
+        digest = self.root if parent is None else key_bytes(parent)
         found: list[bytes] = []
         by_block: dict[int, list[tuple[int, bytes]]] = {}
-        for at, content in images:
+        for at, content in _images(images):
             if not 0 <= at < len(ids):
                 raise InvalidRequest(f"an image at token {at} is outside of {len(ids)} tokens")
             by_block.setdefault(at // length, []).append((at % length, content))
@@ -194,6 +194,21 @@ class KeyScheme:
         return self._digest(
             _SWAP, canonical([sequence, block, self.tp_rank, self.pp_rank, self.kv_group])
         )
+
+
+def _images(images: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    """Each as a number and bytes. bytes(7) would be seven zeros, whatever 7 was the hash of."""
+    found: list[tuple[int, bytes]] = []
+    for image in items("images", images):
+        if not (isinstance(image, tuple | list) and len(image) == 2):
+            raise InvalidRequest("an image is (position of its first token, hash of its content)")
+        at, content = image
+        if not isinstance(content, bytes | bytearray | memoryview):
+            raise InvalidRequest(
+                f"the content hash of an image is bytes, not {type(content).__name__}"
+            )
+        found.append((whole("position of an image", at, 0), bytes(content)))
+    return found
 
 
 def _token_bytes(tokens: npt.ArrayLike) -> bytes:

@@ -70,13 +70,13 @@ class Metrics(Mapping[str, float]):
         return self._gauges[name][1]()
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name} {value:g}" for name, value in self.snapshot().items() if value)
+        shown = ", ".join(f"{name} {value:g}" for name, value in self._known().items())
         return f"<Metrics {shown or 'all 0'}>"
 
     def __str__(self) -> str:
         """A line a value that is not 0, with what it is."""
         texts = COUNTERS | {name: text for name, (text, _) in self._gauges.items()}
-        values = {name: value for name, value in self.snapshot().items() if value}
+        values = self._known()
         width = max(map(len, values), default=0)
         lines = [
             f"{name:{width}}  {value:>14,.10g}  {texts[name]}" for name, value in values.items()
@@ -92,6 +92,14 @@ class Metrics(Mapping[str, float]):
     def snapshot(self) -> dict[str, float]:
         """All values as of now."""
         return {name: self[name] for name in self}
+
+    def _known(self) -> dict[str, float]:
+        """Those that are known and not 0."""
+        return {
+            name: value
+            for name, value in self.snapshot().items()
+            if value and not math.isnan(value)
+        }
 
     def ratio(self, part: str, whole: str) -> float:
         """part / whole, 0.0 while whole is 0."""

@@ -81,7 +81,7 @@ def _cost(engine: HiFC, place: int) -> float:
         tokens = -1 if costs is None else costs.break_even_tokens()
         return tokens if tokens >= 0 else math.nan
     if costs is None:
-        return 0.0
+        return math.nan
     return (*costs.tokens_per_s(), costs.error())[place - 1]
 
 

@@ -46,6 +46,10 @@ class Calls:
         """What it was opened with."""
         return self._handle.uri
 
+    def owns(self, handle: Handle) -> bool:
+        """True for the handle that this object calls libhifc with."""
+        return handle is self._handle
+
     def _inside(self, symbol: str, *arguments: Any) -> Any:
         """One call of libhifc that takes the namespace first."""
         self._handle.ready()

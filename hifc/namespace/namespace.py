@@ -489,7 +489,7 @@ class Namespace(State, Scoped):
     def lease(self, keys: Keys, ttl_s: float = 60.0) -> Lease:
         """Keeps the keys that are there from being evicted for ttl_s seconds or until release."""
         names = keys_array(keys)
-        if not isinstance(ttl_s, int | float) or not 0 < ttl_s <= 86400:
+        if not 0 < (ttl_s := checking.number("ttl_s", ttl_s)) <= 86400:
             raise InvalidRequest(f"ttl_s is {ttl_s}: use more than 0 and at most 86400 seconds")
         return Lease(self._handle, names, max(1, round(ttl_s * 1000)))
 
@@ -518,17 +518,30 @@ class Namespace(State, Scoped):
 
     def write(self, reservation: Reservation, offset_bytes: int, data: Buffer) -> None:
         """Writes data at offset_bytes of a reserved value."""
-        offset_bytes = checking.whole("offset_bytes of a write", offset_bytes, 0)
-        request = Request(op=Op.WRITE, handle=reservation.handle, value_offset=offset_bytes)
+        most = layouts.VALUE_MAX_BYTES
+        offset_bytes = checking.whole("offset_bytes of a write", offset_bytes, 0, most)
+        handle = self._reserved(reservation)
+        request = Request(op=Op.WRITE, handle=handle, value_offset=offset_bytes)
         self._expect_ok(self._write(request, data), "write")
 
     def commit(self, reservation: Reservation) -> Answer:
         """Phase two: the value becomes visible."""
-        return Answer(self._call(Request(op=Op.COMMIT, handle=reservation.handle)))
+        return Answer(self._call(Request(op=Op.COMMIT, handle=self._reserved(reservation))))
 
     def abort(self, reservation: Reservation) -> None:
-        """Gives the room of a reservation back."""
-        self._call(Request(op=Op.ABORT, handle=reservation.handle))
+        """Gives the room of a reservation back, and where writes to it do not end for long, once
+        they have."""
+        handle = self._reserved(reservation)
+        if self._call(Request(op=Op.ABORT, handle=handle)) != Answer.OK:
+            self._inside("hifc_reservation_drop", handle)
+
+    def _reserved(self, reservation: Reservation) -> int:
+        """The number of a reservation. That of another namespace may be the same number here."""
+        if not isinstance(reservation, Reservation):
+            raise InvalidRequest(
+                f"{type(reservation).__name__} is not a reservation: namespace.reserve makes one"
+            )
+        return reservation.handle_on(self._handle)
 
 
 def _copy_values(

@@ -61,6 +61,15 @@ class Reservation(Scoped):
             )
         return int(self._request.handle)
 
+    def handle_on(self, handle: Handle) -> int:
+        """`handle`, if this is a reservation of that namespace. InvalidRequest otherwise."""
+        if self._namespace.owns(handle):
+            return self.handle
+        raise InvalidRequest(
+            f"the reservation of key {self.key.hex()} is one of {self._namespace.uri}, not of "
+            f"{handle.uri}: call its own methods"
+        )
+
     def write(self, offset_bytes: int, data: Buffer) -> None:
         """Writes data at offset_bytes of the value. With several parts: whole parts only."""
         self._namespace.write(self, offset_bytes, data)

@@ -30,7 +30,7 @@ from hifc.native_lib.handle import WAIT_SLICE_US, Handle, collect_namespaces
 from hifc.native_lib.layouts import DESCRIPTOR, PAGE_BYTES, RingHeader, RingOpts
 from hifc.native_lib.memory import ByteArray, memory_of
 from hifc.native_lib.request import Keys, keys_array
-from hifc.util.checking import number, whole
+from hifc.util.checking import seconds, whole
 from hifc.util.scoped import Scoped
 
 __all__ = ["DESCRIPTOR", "Ring", "RingOp", "RingStatus", "make_descriptors"]
@@ -38,6 +38,7 @@ __all__ = ["DESCRIPTOR", "Ring", "RingOp", "RingStatus", "make_descriptors"]
 Counts: TypeAlias = Any  # an int, or an integer array of shape (n,)
 
 _OP_SHIFT = 24
+_OP_MAX = 255
 _STATUSES_MAX = 1 << 24
 U32_MAX = (1 << 32) - 1
 
@@ -83,7 +84,7 @@ def make_descriptors(
     _fill(descriptors, "first_part", first_part, 1 << 16)
     _fill(descriptors, "part_count", part_count, 1 << 16)
     _fill(descriptors, "control", words, _STATUSES_MAX)
-    descriptors["control"] |= np.uint32(int(op) << _OP_SHIFT)
+    descriptors["control"] |= np.uint32(whole("op", op, 0, _OP_MAX) << _OP_SHIFT)
     return descriptors
 
 
@@ -183,7 +184,7 @@ class Ring(Scoped):
         indices = self._words(words)
         deadline = None
         if timeout_s is not None:
-            deadline = time.monotonic() + number("timeout_s", timeout_s)
+            deadline = time.monotonic() + seconds("timeout_s", timeout_s)
         while True:  # in slices, so that Ctrl-C is answered
             slice_us = WAIT_SLICE_US
             if deadline is not None:

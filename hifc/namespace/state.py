@@ -27,6 +27,7 @@ from hifc.namespace.stats import (
 from hifc.native_lib import layouts
 from hifc.native_lib.layouts import ENTRY, EVENT
 from hifc.native_lib.request import Answer, BlockClass, Keys, key_bytes, keys_array
+from hifc.util.checking import seconds, whole
 
 _LIST_ENTRIES = 1024
 _EVENTS_MAX = 65536
@@ -105,7 +106,7 @@ class State(Calls):
 
     def events(self, limit: int = _EVENTS_MAX) -> Events:
         """Takes up to limit events (stored, evicted, quarantined) of reuse keys, oldest first."""
-        found = np.zeros(max(1, min(limit, _EVENTS_MAX)), dtype=EVENT)
+        found = np.zeros(min(whole("limit", limit, 1), _EVENTS_MAX), dtype=EVENT)
         dropped = ctypes.c_uint64()
         count = self._inside("hifc_events", found.ctypes.data, len(found), ctypes.byref(dropped))
         return Events(found[:count].copy(), dropped.value)
@@ -116,7 +117,7 @@ class State(Calls):
 
     def drain(self, timeout_s: float = 60.0) -> None:
         """Waits until nothing is in flight. WaitTimeout otherwise."""
-        self._inside("hifc_drain", max(0, int(timeout_s * 1e6)))
+        self._inside("hifc_drain", max(0, int(seconds("timeout_s", timeout_s) * 1e6)))
 
     def stats(self) -> NamespaceStats:
         """Counters since open, sizes as of now."""

@@ -15,7 +15,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from hifc.errors import (
     HiFCError,
     InvalidRequest,
     NoSpace,
+    NotSupported,
     WaitTimeout,
     error_of,
 )
@@ -34,6 +35,7 @@ from hifc.native_lib.handle import WAIT_SLICE_US, Handle
 from hifc.native_lib.layouts import TicketInfo
 from hifc.native_lib.memory import ByteArray
 from hifc.native_lib.request import Answer, KeyArray, Op
+from hifc.util.checking import seconds
 
 
 class Ticket:
@@ -96,6 +98,10 @@ class Ticket:
         if self._cell.value is None:
             self._take()
 
+    def __reduce__(self) -> NoReturn:
+        """For copy and pickle: two tickets would take one result over."""
+        raise NotSupported("a Ticket can be neither copied nor pickled: several may wait for one")
+
     # ---- waiting
 
     def done(self) -> bool:
@@ -108,7 +114,7 @@ class Ticket:
         Returns True when done, False when the time ran out. It only waits: True says nothing of
         how the requests ended, and none of their errors raises here. See `result`.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else time.monotonic() + seconds("timeout_s", timeout_s)
         while not self._finished:
             slice_us, last = WAIT_SLICE_US, False
             if deadline is not None:

@@ -55,6 +55,9 @@ def collect_namespaces() -> Loans:
     global _namespaces
     if _namespaces.pid != os.getpid():
         _namespaces = Loans()
+    for owner in _namespaces.owners():
+        if isinstance(owner, Handle):
+            owner.collect_late()
     _namespaces.collect()
     return _namespaces
 
@@ -111,6 +114,12 @@ class Handle:
         """Gives back what belongs to objects that died."""
         self.loans.collect()
         _namespaces.collect()
+
+    def collect_late(self) -> None:
+        """After close: gives back what a call of another thread still made meanwhile. Nothing else
+        would, and what it keeps of the pool would keep the namespace."""
+        if self._closed:
+            self.loans.end()
 
     def ready(self) -> None:
         """Called by what needs the namespace, before it does. ClosedError: close has begun."""
@@ -231,7 +240,8 @@ class Handle:
                     settle()
             for release in self.after_close:
                 release()
-            self.collect()
+            self.loans.end()
+            _namespaces.collect()
             self._closed = True
             if failure is not None:
                 raise failure

@@ -72,9 +72,28 @@ class Loans:
                 if loan.give_back() in _LATER:
                     self._dead.rotate(-1)
                     return
-                self._open.discard(loan)
+                self._forget(loan)
                 if self._dead and self._dead[0] is loan:  # else a signal handler collected it
                     self._dead.popleft()
+
+    def end(self) -> None:
+        """As collect, for the last time: nobody collects afterwards.
+
+        The garbage collector clears all weak references of a cycle before it calls the first
+        callback. So the loan of an object may be over while its callback, which appends to the
+        deque, is still to come.
+        """
+        self.collect()
+        with self._lock:
+            for loan in list(self._open):
+                if loan() is None and loan.give_back() not in _LATER:
+                    self._forget(loan)
+
+    def _forget(self, loan: Loan) -> None:
+        """keep is let go of by hand: an array over pool memory names the namespace, and through
+        its loans this loan, and the garbage collector does not look into arrays."""
+        self._open.discard(loan)
+        loan.keep = None
 
     def owners(self) -> Iterator[Any]:
         """Objects that hold something."""

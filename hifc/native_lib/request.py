@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from hifc.errors import InvalidRequest
 from hifc.native_lib.layouts import ENTRY, EVENT, KEY_BYTES, REQUEST
-from hifc.util.checking import items
+from hifc.util.checking import items, whole
 
 __all__ = [
     "ENTRY",
@@ -122,8 +122,8 @@ def class_name(cls: ClassLike) -> Literal["reuse", "swap"]:
 
 def make_requests(count: int, op: Op | int = 0) -> npt.NDArray[np.void]:
     """An array of count zeroed requests with the given op, aligned as libhifc wants it."""
-    requests = np.zeros(count, dtype=REQUEST)
-    requests["op"] = int(op)
+    requests = np.zeros(whole("count of requests", count, 0), dtype=REQUEST)
+    requests["op"] = whole("op", op, 0, 255)
     return requests
 
 

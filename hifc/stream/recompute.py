@@ -20,6 +20,7 @@ faster. What a decision said is compared with what came, see `error`.
 from __future__ import annotations
 
 import collections
+import math
 import statistics
 import threading
 import time
@@ -176,18 +177,18 @@ class LoadOrRecompute:
             return least
 
     def tokens_per_s(self) -> tuple[float, float]:
-        """Of loading, and of computing from nothing, at the longest measured; 0: not yet."""
+        """Of loading, and of computing from nothing, at the longest measured; NaN: not yet."""
         with self._lock:
             rates = []
             for model in (self._load, self._compute):
                 seconds = model.predict(model.tokens_max, 0)
-                rates.append(model.tokens_max / seconds if seconds else 0.0)
+                rates.append(model.tokens_max / seconds if seconds else math.nan)
             return rates[0], rates[1]
 
     def error(self) -> float:
-        """Median of |predicted / actual - 1| over the last decisions; 0.0 before the first."""
+        """Median of |predicted / actual - 1| over the last decisions; NaN before the first."""
         with self._lock:
-            return statistics.median(self._errors) if self._errors else 0.0
+            return statistics.median(self._errors) if self._errors else math.nan
 
 
 class Watch:

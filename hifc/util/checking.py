@@ -14,21 +14,27 @@ from typing import Any
 
 from hifc.errors import ConfigError, HiFCError, InvalidRequest
 
+NUMBER_MAX = (1 << 63) - 1  # larger ones fit no field of libhifc
+SECONDS_MAX = 1e9  # in microseconds an int64 all the same
+
 
 def whole(
     name: str,
     value: object,
     least: int,
-    most: int | None = None,
+    most: int = NUMBER_MAX,
     error: type[HiFCError] = InvalidRequest,
 ) -> int:
-    """A whole number, numpy's too, from least to most. Raises error."""
+    """A whole number, numpy's too, from least to most. Raises error.
+
+    most: what the field that it goes to holds. ctypes takes a larger number modulo the size of the
+    field, and says nothing."""
     try:
         number = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = least - 1
-    if isinstance(value, bool) or number < least or (most is not None and number > most):
-        limit = "up" if most is None else f"to {most}"
+    if isinstance(value, bool) or not least <= number <= most:
+        limit = "up" if most == NUMBER_MAX else f"to {most}"
         raise error(f"{name}: {_shown(value)} is no whole number from {least} {limit}")
     return number
 
@@ -48,6 +54,12 @@ def number(
         limit = "" if least == -math.inf else f" from {least} up"
         raise error(f"{name}: {_shown(value)} is no finite number{limit}")
     return found
+
+
+def seconds(name: str, value: object) -> float:
+    """How long to wait: a finite number, of which no more than 30 years count. Raises
+    InvalidRequest."""
+    return min(number(name, value), SECONDS_MAX)
 
 
 def text(name: str, value: object) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import abc
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
+
+from hifc.errors import NotSupported
 
 
 class Scoped(abc.ABC):
@@ -16,6 +18,13 @@ class Scoped(abc.ABC):
     @abc.abstractmethod
     def _end(self) -> None:
         """What leaving the block does."""
+
+    def __reduce__(self) -> NoReturn:
+        """For copy and pickle: a copy would end what the first one still uses."""
+        raise NotSupported(
+            f"a {type(self).__name__} can be neither copied nor pickled: pass it on as it is, or "
+            "open the device where it is to be used"
+        )
 
     def __enter__(self) -> Self:
         return self

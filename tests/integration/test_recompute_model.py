@@ -127,7 +127,7 @@ def test_rows_and_beams_are_not_measured(engine: HiFC) -> None:
     measured = LoadOrRecompute()
     cache = engine.cache(network.config, 200, batch_size=2, load_or_recompute=measured)
     kv.run(network, kv.tokens(100, rows=2), cache, 3)
-    assert measured.tokens_per_s() == (0.0, 0.0)
+    assert all(math.isnan(rate) for rate in measured.tokens_per_s())
     cache.close()
 
 

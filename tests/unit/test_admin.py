@@ -117,6 +117,16 @@ def test_wrong_usage(admin: Shell, words: list[str]) -> None:
     assert document["problems"][0]["detail"]
 
 
+@pytest.mark.parametrize(
+    "verb", ["info", "format", "fsck", "list-keys", "scrub", "stats", "smart", "erase"]
+)
+def test_a_zero_character_in_a_path_is_wrong_usage(admin: Shell, verb: str) -> None:
+    code, document = admin.json(verb, "file:///tmp/a%00b")
+    assert code in (Exit.USAGE, Exit.FAILED)
+    (problem,) = document["problems"]
+    assert "zero" in problem["detail"] or "%00" in problem["detail"]
+
+
 def test_help_shows_what_the_verb_honours(admin: Shell) -> None:
     for verb, honoured in (("format", True), ("info", False)):
         verb_help = subprocess.check_output(

@@ -6,7 +6,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import numpy as np
@@ -320,3 +321,27 @@ def test_a_broken_baseline_is_named(kept: Path) -> None:
 
 def test_every_load_has_a_name() -> None:
     assert set(bench_verb.READING) < set(bench_verb.LOADS)
+
+
+@pytest.mark.parametrize(
+    ("status", "left"),
+    [
+        (Answer.OK, 0),
+        (Answer.MISS, 0),
+        *((answer, 3) for answer in Answer if answer not in (Answer.OK, Answer.MISS)),
+        (-5, 3),
+    ],
+)
+def test_what_was_not_deleted_is_told(
+    monkeypatch: pytest.MonkeyPatch, status: int, left: int
+) -> None:
+    monkeypatch.setattr(bench_load, "RETRY_WAIT_S", 0.0)
+
+    class Refusing:
+        """A namespace that answers each delete alike."""
+
+        def submit(self, requests: Any) -> Any:
+            requests["status"] = status
+            return SimpleNamespace(wait=lambda: True)
+
+    assert bench_load.Scratch(3).delete(cast(Namespace, Refusing())) == left

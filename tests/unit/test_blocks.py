@@ -198,3 +198,29 @@ def test_a_block_in_the_place_of_another_is_counted_once() -> None:
     table.count(block)
     assert table.residents() == [table.get(block.key)] == [block]
     assert table.resident_bytes == 4096
+
+
+@pytest.mark.parametrize("parent", [b"", b"k" * 15, "k" * 16, 7, np.int64(7), np.zeros(16)])
+def test_a_parent_is_a_key(parent: Any) -> None:
+    for call in (
+        lambda: SCHEME.keys(range(8), parent=parent),
+        lambda: SCHEME.child(parent, range(4)),
+    ):
+        with pytest.raises(InvalidRequest, match="a key is 16 bytes"):
+            call()
+
+
+@pytest.mark.parametrize(
+    "images", [7, [7], [(1,)], [(1, 7)], [(1, "cat")], [("1", b"cat")], [(-1, b"cat")], None]
+)
+def test_images_are_places_and_hashes(images: Any) -> None:
+    """A number is not a hash: bytes(7) would be seven zeros."""
+    with pytest.raises(InvalidRequest, match="image"):
+        SCHEME.keys(range(8), images)
+    with pytest.raises(InvalidRequest, match="image"):
+        SCHEME.child(SCHEME.root, range(4), images)
+
+
+def test_half_a_surrogate_pair_names_a_sequence_like_any_text() -> None:
+    keys = {SCHEME.swap_key(name, 0) for name in ("\ud800", "\ud801", "?", "")}
+    assert len(keys) == 4

@@ -266,6 +266,71 @@ def test_opening_and_closing(ram: Opener) -> None:
     assert len(collect_namespaces()) == before
 
 
+@pytest.mark.parametrize("what", ["put", "get", "reservation", "lease", "buffer", "ring"])
+def test_what_dies_in_one_cycle_with_its_namespace_is_freed(ram: Opener, what: str) -> None:
+    """The garbage collector finds them together, and closes the namespace before it has told of the
+    others."""
+    ram.open().close()
+    before = len(collect_namespaces())
+
+    class Owner:
+        """Names itself."""
+
+    def cycle() -> None:
+        owner: Any = Owner()
+        owner.itself = owner
+        owner.ns = ns = Namespace.open(ram.uri, pool_size="1MiB")
+        keys = [key(number) for number in range(4)]
+        if what == "put":
+            owner.held = ns.put_many(keys, [value(number) for number in range(4)])
+        elif what == "get":
+            owner.held = ns.get_many(keys)
+        elif what == "reservation":
+            owner.held = ns.reserve(key(9), 4096)
+        elif what == "lease":
+            owner.held = ns.lease(keys)
+        elif what == "buffer":
+            owner.held = ns.buffer(4096)
+        else:
+            owner.held = ns.ring(ns.buffer(4096), 4096, slots=16)
+
+    gc.disable()
+    try:
+        for _ in range(4):
+            cycle()
+            gc.collect()
+    finally:
+        gc.enable()
+    collect_namespaces()
+    assert len(collect_namespaces()) == before
+
+
+def test_a_call_that_comes_while_another_thread_closes_leaves_nothing(
+    ram: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ram.open().close()
+    before = len(collect_namespaces())
+
+    def cycle() -> None:
+        ns = Namespace.open(ram.uri, pool_size="1MiB")
+        ready = ns._handle.ready
+        blocks = ns.buffer(8192).reshape(2, 4096)
+
+        def ready_and_then_closed() -> None:
+            ready()
+            monkeypatch.undo()
+            ns.close()
+
+        monkeypatch.setattr(ns._handle, "ready", ready_and_then_closed)
+        with pytest.raises(ClosedError):
+            ns.put_many([key(1), key(2)], blocks)
+
+    cycle()
+    gc.collect()
+    collect_namespaces()
+    assert len(collect_namespaces()) == before
+
+
 def test_close_can_be_repeated_after_an_exception(ram: Opener) -> None:
     """And what was written by then survives."""
     place = 0

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
 
+from hifc import HiFC
 from hifc.metrics.counters import COUNTERS, Metrics
 
 
@@ -54,3 +56,23 @@ def test_prometheus_text() -> None:
     assert any(line.startswith("hifc_hot_ratio{") and line.endswith(" 0.3") for line in lines)
     assert len(lines) == 3 * (len(COUNTERS) + 1)
     assert set(metrics.snapshot()) == {*COUNTERS, "hot_ratio"}
+
+
+def test_what_is_not_known_is_not_shown_as_a_number() -> None:
+    metrics = Metrics()
+    metrics.add("hit", 3)
+    metrics.gauge("prefix_error", "Median relative error", lambda: math.nan)
+    assert math.isnan(metrics["prefix_error"])
+    for text in (metrics.prometheus(), str(metrics), repr(metrics)):
+        assert "hit" in text
+        assert "prefix_error" not in text
+
+
+def test_costs_of_an_engine_without_a_cache_are_not_known() -> None:
+    device = "ram://metrics-unknown?size=64MiB"
+    with HiFC(device=device, format="always", memory_budget="1MiB", owner_socket=False) as engine:
+        names = [name for name in engine.metrics if name.startswith("prefix_")]
+        for name in ["break_even_tokens", *set(names) - set(COUNTERS)]:
+            assert math.isnan(engine.metrics[name]), name
+            assert f"hifc_{name}" not in engine.metrics.prometheus()
+        assert len(set(names) - set(COUNTERS)) == 3

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,10 @@ import numpy as np
 import pytest
 
 import hifc
-from hifc import HiFC, HiFCError, InvalidRequest, Namespace
+from hifc import Answer, HiFC, HiFCError, InvalidRequest, Namespace, NotSupported
+from hifc.namespace import calls
+from hifc.namespace.ring import make_descriptors
+from hifc.native_lib.handle import Handle
 from hifc.stream.plan import KVShape, make_plan
 from hifc.util import checking
 
@@ -21,7 +26,11 @@ WRONG = [
     -1,
     1.5,
     float("nan"),
+    2**32,
+    2**64 + 4096,
     2**70,
+    float("inf"),
+    1e308,
     "x",
     "",
     b"",
@@ -36,6 +45,7 @@ WRONG = [
     np.zeros((2, 2), dtype=object),
     np.float32(1),
 ]
+PART = bytes(4096)
 TENSOR = np.ones(4, dtype=np.float32)
 MASS = np.ones((2, 1), dtype=np.float32)
 SCHEME = hifc.KeyScheme(model="m", block_tokens=4)
@@ -53,6 +63,11 @@ def engine() -> Any:
     }
     with HiFC(config) as opened:
         yield opened
+
+
+def write(ns: Namespace, offset_bytes: Any, data: Any) -> None:
+    with ns.reserve(KEY, 8192) as reservation:
+        reservation.write(offset_bytes, data)
 
 
 ENGINE: dict[str, Callable[[HiFC, Any], object]] = {
@@ -93,6 +108,18 @@ NAMESPACE: dict[str, Callable[[Namespace, Any], object]] = {
     "get_range length": lambda n, x: n.get_range(KEY, 0, x),
     "buffer": lambda n, x: n.buffer(x),
     "submit": lambda n, x: n.submit(x),
+    "offset of a write": lambda n, x: write(n, x, PART),
+    "data of a write": lambda n, x: write(n, 0, x),
+    "reservation of write": lambda n, x: n.write(x, 0, PART),
+    "reservation of commit": lambda n, x: n.commit(x),
+    "reservation of abort": lambda n, x: n.abort(x),
+    "wait": lambda n, x: n.get_many([KEY]).wait(x),
+    "result": lambda n, x: n.get_many([KEY]).result(x),
+    "drain": lambda n, x: n.drain(x),
+    "events": lambda n, x: n.events(x),
+    "staging buffer": lambda n, x: n.staging.buffer(x),
+    "descriptor op": lambda n, x: make_descriptors([KEY], 0, 0, op=x),
+    "request op": lambda n, x: hifc.make_requests(1, x),
 }
 OTHERS: dict[str, Callable[[Any], object]] = {
     "HiFC": HiFC,
@@ -153,6 +180,80 @@ def test_namespace(engine: HiFC, what: str) -> None:
 @pytest.mark.parametrize("what", OTHERS)
 def test_others(what: str) -> None:
     assert refused(OTHERS[what]) >= len(WRONG) - 8
+
+
+@pytest.mark.parametrize("offset_bytes", [2**32, 2**32 + 4096, 2**64, np.uint64(2**63)])
+def test_a_write_far_beyond_the_value_is_not_one_at_its_start(
+    engine: HiFC, offset_bytes: int
+) -> None:
+    with engine.namespace.reserve(b"w" * 16, 8192) as reservation:
+        for at in (0, 4096):
+            reservation.write(at, PART)
+        with pytest.raises(InvalidRequest, match="offset_bytes"):
+            reservation.write(offset_bytes, b"x" * 4096)
+        reservation.commit()
+    assert not engine.namespace.get(b"w" * 16).any()
+    engine.namespace.delete(b"w" * 16)
+
+
+def test_a_reservation_of_another_namespace_is_refused(engine: HiFC) -> None:
+    """Handles are numbers, which two namespaces may give out alike."""
+    here = engine.namespace
+    other_device = "ram://wrong-namespace?size=64MiB"
+    Namespace.format(other_device, force=True)
+    with Namespace.open(other_device, pool_size="4MiB", owner_socket=False) as there:
+        ours = [here.reserve(bytes([number]) * 16, 4096) for number in range(8)]
+        theirs = [there.reserve(bytes([number]) * 16, 4096) for number in range(8)]
+        assert {one.handle for one in ours} & {one.handle for one in theirs}
+        for one in theirs:
+            for call in (here.commit, here.abort, lambda held: here.write(held, 0, PART)):
+                with pytest.raises(InvalidRequest, match=r"one of ram://wrong-namespace"):
+                    call(one)
+            one.write(0, PART)
+            assert one.commit() is Answer.OK
+        for one in ours:
+            one.abort()
+
+
+def test_abort_gives_room_back_that_writes_in_flight_still_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Inline nobody polls: a write is in flight for as long as abort tries."""
+    monkeypatch.setattr(calls, "RETRY_WAIT_S", 0.0)
+    monkeypatch.setattr(Handle, "pause", lambda *_: None)
+    device = "ram://wrong-abort?size=64MiB"
+    Namespace.format(device, force=True)
+    slow = device.replace("ram", "faulty+ram", 1) + "&fault_delay=20"
+    with Namespace.open(slow, drive="inline", pool_size="4MiB", owner_socket=False) as ns:
+        held = ns.reserve(KEY, 8192)
+        requests = hifc.make_requests(1, hifc.Op.WRITE)
+        data = ns.buffer(4096)
+        requests["handle"], requests["length"] = held.handle, 4096
+        requests["buffer_offset"] = ns.offset(data)
+        ticket = ns.submit(requests)
+        assert ticket.answers[0] == Answer.IN_FLIGHT
+        held.abort()
+        assert not held
+        assert ns.stats().reservations == 1
+        ticket.wait()
+        for number in range(64):  # the janitor goes round with what is asked for
+            ns.put(bytes([number]) * 16, PART)
+        assert ns.reserve(KEY, 8192), "the key is free again"
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_holds_something_of_libhifc_is_not_copied(
+    engine: HiFC, copied: Callable[[Any], object]
+) -> None:
+    ns = engine.namespace
+    with (
+        ns.reserve(b"c" * 16, 4096) as held,
+        ns.lease([KEY]) as lease,
+        ns.ring(ns.buffer(4096), 4096, slots=16) as ring,
+    ):
+        for thing in (engine, ns, held, lease, ring, ns.get_many([KEY])):
+            with pytest.raises(NotSupported, match="neither copied nor pickled"):
+                copied(thing)
 
 
 def test_what_is_right_passes() -> None:

@@ -51,6 +51,10 @@ def parse(uri: str) -> Target:
         problem = Problem("bad-uri", uri, "this is no device URI", fix=fix)
         raise Failure(Exit.USAGE, problem)
     name, _, query = rest.partition("?")
+    if "\0" in unquote(name):
+        fix = "write the path as it is, with %25 for a percent sign"
+        problem = Problem("bad-uri", uri, "the path holds a zero character (%00)", fix=fix)
+        raise Failure(Exit.USAGE, problem)
     return Target(uri, scheme, unquote(name), dict(parse_qsl(query, keep_blank_values=True)))
 
 

@@ -198,10 +198,7 @@ class Scratch:
         requests = make_requests(len(keys), Op.DELETE)
         requests["key"] = keys
         namespace.submit(requests).wait()
-        again = np.isin(requests["status"], (Answer.RETRY, Answer.PENDING)) | (
-            requests["status"] < 0
-        )
-        return keys[again]
+        return keys[~np.isin(requests["status"], (Answer.OK, Answer.MISS))]
 
 
 def _parts(keys: KeyArray) -> Iterator[KeyArray]:
