@@ -177,3 +177,13 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
 def on_host(host: Host, capsys: pytest.CaptureFixture[str]) -> Shell:
     """hifc-admin on that host."""
     return Shell(capsys, "--sysroot", str(host.root))
+
+
+@pytest.fixture
+def faulty_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads the library that has the device of injected faults, which is not shipped."""
+    path = os.environ.get("HIFC_FAULTY_LIBRARY")
+    if not path:
+        pytest.skip("HIFC_FAULTY_LIBRARY is not set: tools/test builds it and sets it")
+    library = libhifc.load(Path(path))
+    monkeypatch.setattr(libhifc, "library", lambda: library)

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,6 @@ from hypothesis.stateful import (
 )
 
 from hifc import Answer, HiFCError, Namespace
-from hifc.native_lib import libhifc
 
 KEYS = st.integers(0, 9)
 SIZES = st.sampled_from([1, 100, 4000, 4096, 5000, 40_000, 150_000])
@@ -321,16 +318,7 @@ class NamespaceMachine(RuleBasedStateMachine):
             self.ns.close()
 
 
-@pytest.fixture(autouse=True)
-def faulty_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loads the library that has the device of injected faults, which is not shipped."""
-    path = os.environ.get("HIFC_FAULTY_LIBRARY")
-    if not path:
-        pytest.skip("HIFC_FAULTY_LIBRARY is not set: tools/test builds it and sets it")
-    library = libhifc.load(Path(path))
-    monkeypatch.setattr(libhifc, "library", lambda: library)
-
-
+@pytest.mark.usefixtures("faulty_library")
 def test_namespace_is_a_dictionary() -> None:
     run_state_machine_as_test(
         NamespaceMachine,
@@ -344,6 +332,7 @@ def test_namespace_is_a_dictionary() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("faulty_library")
 def test_namespace_is_a_dictionary_for_long() -> None:
     run_state_machine_as_test(
         NamespaceMachine,

@@ -215,6 +215,7 @@ def test_a_reservation_of_another_namespace_is_refused(engine: HiFC) -> None:
             one.abort()
 
 
+@pytest.mark.usefixtures("faulty_library")
 def test_abort_gives_room_back_that_writes_in_flight_still_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
