@@ -10,7 +10,6 @@
  * Any thread; blocks.
  */
 #define _GNU_SOURCE
-#include <string.h>
 #include <time.h>
 
 #include "admin/drive.h"

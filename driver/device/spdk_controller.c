@@ -16,7 +16,6 @@
 #include <pthread.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "device/spdk.h"

@@ -22,7 +22,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
-#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <time.h>

@@ -7,8 +7,6 @@
  * is appended to another segment, NS_APPEND_ATTEMPTS_MAX times in all. Mutex held, except in the
  * callback.
  */
-#include <stdlib.h>
-#include <string.h>
 
 #include "namespace/ns.h"
 #include "util/invariant.h"

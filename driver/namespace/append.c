@@ -3,7 +3,6 @@
  * append.c - the write path, first half: an entry (put, move, tombstone, reservation, publish) goes to
  * the forming batch of its stream. acknowledge.c has the second half. Mutex held.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "namespace/ns.h"

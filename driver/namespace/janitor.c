@@ -6,8 +6,6 @@
  * With the reactor it is a thread; inline, whoever submits or waits does it in between. One at a
  * time either way (janitor_running).
  */
-#include <stdlib.h>
-#include <string.h>
 
 #include "namespace/ns.h"
 #include "util/clock.h"

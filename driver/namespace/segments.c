@@ -4,10 +4,8 @@
  * Mutex held throughout; nothing here blocks.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "namespace/ns.h"
-#include "util/clock.h"
 #include "util/invariant.h"
 
 uint64_t ns_segment_base(const struct hifc_ns *ns, uint32_t segment)

@@ -13,19 +13,13 @@
  */
 #include <linux/futex.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "namespace/ns.h"
 #include "util/clock.h"
-#include "util/cpu.h"
 #include "util/invariant.h"
-
-#define TICKET_CLOSING_NAP_US 1000u
-#define TICKET_SPIN_ROUNDS 200u /* looks before it sleeps: a completion is often microseconds away */
 
 int ns_tickets_create(struct hifc_ns *ns)
 {
