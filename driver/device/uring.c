@@ -48,7 +48,6 @@ static int find_region(struct hifc_uring *ring, uintptr_t base, uint64_t size_by
     return -1;
 }
 
-
 static void prepare_transfer(struct hifc_uring *ring, struct io_uring_sqe *sqe, struct hifc_io *io,
                              const struct iovec *iov, uint32_t iov_count, uint64_t offset)
 {

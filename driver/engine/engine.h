@@ -24,15 +24,7 @@
 #include <stdint.h>
 
 #include "device/device.h"
-
-/* Memory of a transfer: bytes bytes, in pieces of piece_bytes every stride_bytes (piece_bytes 0 or
- * equal to bytes: contiguous). */
-struct hifc_span {
-    uint8_t *base;
-    uint64_t bytes;
-    uint64_t piece_bytes;
-    uint64_t stride_bytes;
-};
+#include "util/span.h"
 
 struct hifc_engine;
 

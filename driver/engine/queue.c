@@ -141,15 +141,7 @@ static void fail_waiting(struct hifc_queue *queue, int error)
 /* Where the transfer's memory goes on, and for how many bytes without a gap. */
 static uint8_t *next_run(const struct hifc_xfer *xfer, uint64_t *run_bytes)
 {
-    const struct hifc_span *span = &xfer->spans[xfer->span_index];
-    uint64_t position = xfer->span_position, left = span->bytes - position;
-    if (span->piece_bytes == 0 || span->piece_bytes >= span->bytes) {
-        *run_bytes = left;
-        return span->base + position;
-    }
-    uint64_t piece = position / span->piece_bytes, within = position % span->piece_bytes;
-    *run_bytes = span->piece_bytes - within < left ? span->piece_bytes - within : left;
-    return span->base + piece * span->stride_bytes + within;
+    return hifc_span_at(&xfer->spans[xfer->span_index], xfer->span_position, run_bytes);
 }
 
 static void advance(struct hifc_xfer *xfer, uint64_t bytes)

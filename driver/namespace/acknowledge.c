@@ -74,7 +74,7 @@ static void op_acknowledge(struct hifc_ns *ns, struct ns_op *op)
         ns->reinsert_credit_bytes +=
             (int64_t)op->length * (ns->opts.reinsert_percent_plus1 - 1) / 100;
         if (op->cls == HIFC_REUSE) {
-            ns_event(ns, &op->key, HIFC_EVENT_STORED, op->length);
+            ns_events_add(&ns->events, &op->key, HIFC_EVENT_STORED, op->length);
         }
     }
     if (op->reservation) {

@@ -4,73 +4,78 @@
  *
  * Second use: see second_use.h. Budget: bytes flow into a bucket of one day's write budget.
  */
-#include "namespace/ns.h"
+#include "namespace/admission.h"
+
+#include <errno.h>
+
 #include "policy/second_use.h"
 #include "util/clock.h"
 
 #define DAY_NS (86400ull * 1000000000ull)
 
-int ns_admission_create(struct hifc_ns *ns)
+int ns_admission_create(struct ns_admission *admission, uint32_t rule, uint64_t bytes_per_day,
+                        uint64_t key_count)
 {
-    ns->budget_bytes = (int64_t)ns->opts.write_budget_bytes_per_day;
-    ns->budget_time_ns = hifc_now_ns();
-    if (ns->opts.admission != HIFC_ADMIT_SECOND_USE) {
-        return 0;
+    *admission = (struct ns_admission){.rule = rule,
+                                       .bytes_per_day = bytes_per_day,
+                                       .budget_bytes = (int64_t)bytes_per_day,
+                                       .earned_ns = hifc_now_ns()};
+    if (rule == HIFC_ADMIT_SECOND_USE) {
+        admission->ghost = second_use_create(key_count);
     }
-    ns->ghost = second_use_create(ns->sb.size_bytes / HIFC_PAGE_BYTES);
-    return ns->ghost ? 0 : -ENOMEM;
+    return rule != HIFC_ADMIT_SECOND_USE || admission->ghost ? 0 : -ENOMEM;
 }
 
-void ns_admission_destroy(struct hifc_ns *ns)
+void ns_admission_destroy(struct ns_admission *admission)
 {
-    second_use_destroy(ns->ghost);
-    ns->ghost = NULL;
+    second_use_destroy(admission->ghost);
+    admission->ghost = NULL;
 }
 
-static void earn(struct hifc_ns *ns)
+static void earn(struct ns_admission *admission)
 {
     uint64_t now = hifc_now_ns();
-    double earned = (double)ns->opts.write_budget_bytes_per_day *
-                    (double)(now - ns->budget_time_ns) / (double)DAY_NS;
+    double earned = (double)admission->bytes_per_day *
+                    (double)(now - admission->earned_ns) / (double)DAY_NS;
     if (earned >= 1) {
-        ns->budget_bytes += (int64_t)earned;
-        ns->budget_time_ns = now;
-        if (ns->budget_bytes > (int64_t)ns->opts.write_budget_bytes_per_day) {
-            ns->budget_bytes = (int64_t)ns->opts.write_budget_bytes_per_day;
+        admission->budget_bytes += (int64_t)earned;
+        admission->earned_ns = now;
+        if (admission->budget_bytes > (int64_t)admission->bytes_per_day) {
+            admission->budget_bytes = (int64_t)admission->bytes_per_day;
         }
     }
 }
 
-uint64_t ns_budget_left(struct hifc_ns *ns)
+uint64_t ns_admission_left_bytes(struct ns_admission *admission)
 {
-    earn(ns);
-    return ns->budget_bytes > 0 ? (uint64_t)ns->budget_bytes : 0;
+    earn(admission);
+    return admission->budget_bytes > 0 ? (uint64_t)admission->budget_bytes : 0;
 }
 
-static bool within_budget(struct hifc_ns *ns, uint64_t bytes)
+static bool within_budget(struct ns_admission *admission, uint64_t bytes)
 {
-    earn(ns);
-    if (ns->budget_bytes < (int64_t)bytes) {
+    earn(admission);
+    if (admission->budget_bytes < (int64_t)bytes) {
         return false;
     }
-    ns->budget_bytes -= (int64_t)bytes;
+    admission->budget_bytes -= (int64_t)bytes;
     return true;
 }
 
-void ns_admit_undo(struct hifc_ns *ns, uint8_t cls, uint64_t bytes)
+void ns_admit_undo(struct ns_admission *admission, uint8_t cls, uint64_t bytes)
 {
-    if (cls == HIFC_REUSE && ns->opts.admission == HIFC_ADMIT_BUDGET) {
-        ns->budget_bytes += (int64_t)bytes;
+    if (cls == HIFC_REUSE && admission->rule == HIFC_ADMIT_BUDGET) {
+        admission->budget_bytes += (int64_t)bytes;
     }
 }
 
-bool ns_admit(struct hifc_ns *ns, const struct hifc_key *key, uint64_t bytes)
+bool ns_admit(struct ns_admission *admission, const struct hifc_key *key, uint64_t bytes)
 {
-    switch (ns->opts.admission) {
+    switch (admission->rule) {
     case HIFC_ADMIT_SECOND_USE:
-        return second_use_offer(ns->ghost, key);
+        return second_use_offer(admission->ghost, key);
     case HIFC_ADMIT_BUDGET:
-        return within_budget(ns, bytes);
+        return within_budget(admission, bytes);
     default:
         return true;
     }

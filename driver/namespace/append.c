@@ -16,13 +16,13 @@ static bool op_make_tail(struct hifc_ns *ns, struct ns_op *op, uint32_t extent)
         return true;
     }
     op->tail_bytes = extent - op->body_bytes;
-    op->tail = ns_pages_alloc(ns, op->tail_bytes);
+    op->tail = ns_pages_alloc(&ns->pages, op->tail_bytes);
     if (!op->tail) {
         return false;
     }
     uint32_t rest = op->length - op->body_bytes;
     memset(op->tail, 0, op->tail_bytes);
-    ns_span_copy(op->tail, &op->payload, op->body_bytes, rest);
+    hifc_span_copy(op->tail, &op->payload, op->body_bytes, rest);
     ns->stats.bounce_bytes += rest;
     if (op->part_count > 1) {
         memcpy(op->tail + hifc_table_offset(op->length) - op->body_bytes, op->computed,

@@ -137,7 +137,7 @@ uint32_t ns_batch_pack(struct hifc_ns *ns, struct ns_batch *batch, struct ns_op 
                            uint32_t extent)
 {
     if (!batch->packed || batch->packed_used + extent > HIFC_PAGE_BYTES) {
-        uint8_t *page = ns_pages_alloc(ns, HIFC_PAGE_BYTES);
+        uint8_t *page = ns_pages_alloc(&ns->pages, HIFC_PAGE_BYTES);
         if (!page) {
             return 0;
         }
@@ -151,7 +151,7 @@ uint32_t ns_batch_pack(struct hifc_ns *ns, struct ns_batch *batch, struct ns_op 
         ns_batch_grow(ns, batch, HIFC_PAGE_BYTES, true);
     }
     uint8_t *to = batch->packed + batch->packed_used;
-    ns_span_copy(to, &op->payload, 0, op->length);
+    hifc_span_copy(to, &op->payload, 0, op->length);
     if (op->part_count > 1) {
         memcpy(to + hifc_table_offset(op->length), op->computed, op->part_count * 4ull);
     }

@@ -88,7 +88,7 @@ static void check_places(struct state *state)
 static void check_accounts(struct state *state)
 {
     struct hifc_ns *ns = state->ns;
-    uint64_t at = 0, free_count = 0, extents[NS_SHAPES_MAX] = {0};
+    uint64_t at = 0, free_count = 0, extents[NS_PART_COUNTS_MAX] = {0};
     for (uint32_t i = 0; i < ns->segment_count; i++) {
         const struct ns_segment *segment = &ns->segments[i];
         uint64_t live = 0, entries = 0;
@@ -99,8 +99,9 @@ static void check_accounts(struct state *state)
             extents[hifc_slot_shape(&state->slots[at])]++;
         }
         free_count += segment->state == NS_FREE;
-        uint64_t listed_free = ns->free_map[i / 64] | ns->roomless_map[i / 64];
-        if ((segment->state == NS_FREE) != (listed_free >> i % 64 & 1)) {
+        bool listed_free = ns_segment_set_has(&ns->free_set, i) ||
+                           ns_segment_set_has(&ns->roomless_set, i);
+        if ((segment->state == NS_FREE) != listed_free) {
             problem(state, "segment %u is free in one account and not in the other", i);
         }
         if (live != segment->live_bytes || entries != segment->live_entries) {
@@ -112,13 +113,13 @@ static void check_accounts(struct state *state)
             problem(state, "segment %u accounts more bytes than it has", i);
         }
     }
-    for (uint32_t i = 0; i < NS_SHAPES_MAX; i++) {
-        if (extents[i] != ns->shape_extents[i]) {
+    for (uint32_t i = 0; i < NS_PART_COUNTS_MAX; i++) {
+        if (extents[i] != ns->part_counts.extents[i]) {
             problem(state, "%" PRIu64 " entries of %u parts, %" PRIu64 " accounted", extents[i],
-                    ns->shapes[i], ns->shape_extents[i]);
+                    ns->part_counts.counts[i], ns->part_counts.extents[i]);
         }
     }
-    uint32_t listed = ns->free_count + ns->roomless_count;
+    uint32_t listed = ns->free_set.count + ns->roomless_set.count;
     if (free_count != listed) {
         problem(state, "%" PRIu64 " segments are free, %u accounted", free_count, listed);
     }

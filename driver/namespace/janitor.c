@@ -73,7 +73,7 @@ static void work(struct hifc_ns *ns)
     }
     ns_lock(ns);
     for (unsigned pass = 0; pass < JANITOR_PASSES_MAX && space_is_low(ns) &&
-                            (!ns->reclaim_exhausted || ns->roomless_count > 0) &&
+                            (!ns->reclaim_exhausted || ns->roomless_set.count > 0) &&
                             !ns->janitor_stop;
          pass++) {
         bool room_low = ns_room_low(ns, 0), reclaim = !ns->reclaim_exhausted;
@@ -86,7 +86,7 @@ static void work(struct hifc_ns *ns)
             /* What finds the index full again says so. */
             ns->index_full = ns->index_full && found_room;
         } else {
-            bool disk_full = ns->segment_wanted && ns->roomless_count > 0;
+            bool disk_full = ns->segment_wanted && ns->roomless_set.count > 0;
             if (progress == 0 && reclaim && (ns->index_full || disk_full)) {
                 close_what_may_be_evicted(ns, disk_full);
             }

@@ -159,9 +159,8 @@ static int open_tables(struct hifc_ns *ns)
     ns->segment_count = ns->sb.segment_count;
     ns->segment_size = (uint32_t)ns->sb.segment_size_bytes;
     ns->segments = calloc(ns->segment_count, sizeof *ns->segments);
-    ns->free_map = calloc(ns->segment_count / 64 + 1, sizeof *ns->free_map);
-    ns->roomless_map = calloc(ns->segment_count / 64 + 1, sizeof *ns->roomless_map);
-    if (!ns->segments || !ns->free_map || !ns->roomless_map) {
+    if (!ns->segments || !ns_segment_set_create(&ns->free_set, ns->segment_count) ||
+        !ns_segment_set_create(&ns->roomless_set, ns->segment_count)) {
         return hifc_fail(-ENOMEM, "no memory for %u segments", ns->segment_count);
     }
     if (ns->opts.batch_size_max_bytes > ns->segment_size / 2) {
@@ -171,8 +170,16 @@ static int open_tables(struct hifc_ns *ns)
     error = error ? error : ns_memory_create(ns);
     error = error ? error : ns_tickets_create(ns);
     error = error ? error : ns_reservations_create(ns);
-    error = error ? error : ns_lookup_create(ns);
-    return error ? error : ns_admission_create(ns);
+    error = error ? error : ns_leases_create(ns);
+    if (!error && (!ns_events_create(&ns->events, ns->opts.events_max) ||
+                   !ns_checksum_tables_create(&ns->tables))) {
+        error = hifc_fail(-ENOMEM, "no memory for %u events; lower events_max",
+                          ns->opts.events_max);
+    }
+    return error ? error
+                 : ns_admission_create(&ns->admission, ns->opts.admission,
+                                       ns->opts.write_budget_bytes_per_day,
+                                       ns->sb.size_bytes / HIFC_PAGE_BYTES);
 }
 
 /* The new epoch is on stable media before anything is appended in it. */
@@ -216,8 +223,10 @@ static void release_tables(struct hifc_ns *ns)
         ns_open_destroy(ns, ns->open_list);
     }
     ns_reservations_destroy(ns);
-    ns_lookup_destroy(ns);
-    ns_admission_destroy(ns);
+    ns_leases_destroy(ns);
+    ns_events_destroy(&ns->events);
+    ns_checksum_tables_destroy(&ns->tables);
+    ns_admission_destroy(&ns->admission);
     ns_memory_destroy(ns);
     ns_lock(ns); /* a ring that is being closed looks whether it is still ours */
     ns_prefetch_destroy(ns);
@@ -230,10 +239,9 @@ static void release_tables(struct hifc_ns *ns)
         free(ns->segments[i].entries);
     }
     free(ns->segments);
-    free(ns->free_map);
-    free(ns->roomless_map);
+    ns_segment_set_destroy(&ns->free_set);
+    ns_segment_set_destroy(&ns->roomless_set);
     ns->segments = NULL;
-    ns->free_map = ns->roomless_map = NULL;
     if (ns->pools) {
         hifc_pools_end(ns->pools);
     }

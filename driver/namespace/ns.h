@@ -27,7 +27,14 @@
 #include "engine/engine.h"
 #include "format/layout.h"
 #include "hifc.h"
+#include "namespace/admission.h"
+#include "namespace/checksum_tables.h"
+#include "namespace/events.h"
 #include "namespace/index.h"
+#include "namespace/leases.h"
+#include "namespace/pages.h"
+#include "namespace/part_counts.h"
+#include "namespace/segment_set.h"
 #include "util/error.h"
 
 /* NVMe opcodes, for error messages */
@@ -41,12 +48,7 @@
 #define NS_SEGMENTS_RESERVE 3u        /* kept back from puts: reclaim and delete always have room */
 #define NS_SEGMENTS_LOW 2u            /* reclaim starts when so few are left above the reserve */
 #define NS_CLOSING_MAX 8u             /* full segments that wait for their reservations or seal */
-#define NS_SHAPES_MAX 128u            /* different part counts at a time */
-#define NS_TABLES_MAX 4096u           /* checksum tables kept in memory */
-#define NS_TABLE_PARTS_CACHED_MAX 4096u
 #define NS_APPEND_ATTEMPTS_MAX 2u     /* a put is written to this many segments before it fails */
-#define NS_PAGES_SHARE 32u            /* one part in so many of the pool is internal pages */
-#define NS_PAGES_LASTING 16u          /* of these, for what lasts: headers of open segments */
 #define NS_OP_CRCS_INLINE 16u
 #define NS_TICK_MS 100u
 #define NS_ROOM_STALE_NS 100000000ull /* then somebody may have freed room on the disk */
@@ -228,20 +230,6 @@ struct ns_reservation {
     uint32_t next_free;
 };
 
-struct ns_lease {
-    uint64_t id; /* 0: unused */
-    uint64_t deadline_ns;
-    uint32_t *segments;
-    uint32_t count;
-};
-
-struct ns_table {
-    uint64_t generation;
-    uint32_t segment, offset;
-    uint32_t part_count;
-    uint32_t *crcs; /* NULL: unused */
-};
-
 enum ns_ticket_state {
     NS_TICKET_FREE,
     NS_TICKET_OWNED,    /* by whoever submitted, who gives it back */
@@ -260,7 +248,6 @@ struct hifc_ticket {
     uint64_t start_ns;
 };
 
-struct ns_ghost;    /* admission.c */
 struct ns_prefetch; /* prefetch.h */
 
 struct hifc_ns {
@@ -298,12 +285,8 @@ struct hifc_ns {
     struct hifc_index *index;
     struct ns_segment *segments;
     uint32_t segment_count;
-    uint32_t free_count;
-    uint64_t *free_map; /* a bit a segment */
-    uint32_t free_from; /* no word of it before this one has a bit */
-    uint32_t roomless_count; /* free as well, but without room on a thin device: room.c */
-    uint64_t *roomless_map;
-    uint32_t roomless_from;
+    struct ns_segment_set free_set;
+    struct ns_segment_set roomless_set; /* free as well, but without room on a thin device: room.c */
     uint64_t room_failed_ns; /* when room for one was last asked for in vain */
     struct ns_open *streams[NS_STREAMS]; /* the open segment of each, or NULL */
     struct ns_open *open_list;
@@ -319,26 +302,16 @@ struct hifc_ns {
     struct hifc_ticket *tickets, *free_tickets;
     uint32_t tickets_count;
     uint32_t requests_inflight;
-    uint8_t *own_pages; /* the pool's internal pages, of which those from own_next on are new */
-    uint8_t *own_next, *own_end;
-    void *free_pages; /* of these: those that were used before, and are free */
-    uint32_t free_page_count; /* all that are free, new ones included */
-    uint32_t shapes[NS_SHAPES_MAX]; /* part counts; [0] is 1 */
-    uint64_t shape_extents[NS_SHAPES_MAX]; /* live ones of each; none: it makes room for another */
-    uint32_t shape_count; /* of these that were ever used */
-    struct ns_table *tables;
+    struct ns_pages pages;
+    struct ns_part_counts part_counts;
+    struct ns_checksum_tables tables;
     struct ns_reservation *reservations;
     uint32_t reservation_free, reservation_used;
     uint32_t reservation_count;
-    struct ns_lease *leases;
-    uint32_t lease_count;
-    uint64_t lease_next;
-    struct hifc_event *events;
-    uint64_t event_head, event_tail, event_dropped;
+    struct ns_leases leases;
+    struct ns_events events;
     uint64_t expired_ns; /* inline: when expiry was last looked at */
-    struct second_use *ghost;
-    int64_t budget_bytes;
-    uint64_t budget_time_ns;
+    struct ns_admission admission;
     int64_t reinsert_credit_bytes;
     uint64_t entries_swap;
     struct hifc_stats stats; /* counters; hifc_stats fills in the rest */
@@ -400,12 +373,6 @@ void ns_op_free(struct hifc_ns *ns, struct ns_op *op); /* and its tail, bounce, 
 struct ns_batch *ns_batch_alloc(struct hifc_ns *ns);
 /* Frees it when its last holder lets go. */
 void ns_batch_release(struct hifc_ns *ns, struct ns_batch *batch);
-/* bytes: pages, for as long as something is in flight. One page is an internal one while there are
- * any, all else comes from the pool. NULL, without an error: the pool is full. */
-uint8_t *ns_pages_alloc(struct hifc_ns *ns, uint32_t bytes);
-/* A page for longer, which does not come to stand in the way of large buffers. */
-uint8_t *ns_page_alloc_lasting(struct hifc_ns *ns);
-void ns_pages_free(struct hifc_ns *ns, uint8_t *memory, uint32_t bytes);
 void ns_issue(struct hifc_ns *ns, struct hifc_xfer *xfer);
 /* The failed command of a transfer, and its error in words. */
 struct ns_command ns_failed_command(const struct hifc_xfer *xfer, uint8_t opcode);
@@ -413,15 +380,6 @@ void ns_command_error(struct hifc_ns *ns, const struct ns_command *command,
                       struct hifc_error *out);
 /* Submits what was gathered; call with the mutex held, returns with it released. */
 void ns_unlock_and_issue(struct hifc_ns *ns);
-/* The index of a part count in `shapes`, or -1 when that many others are in use. It stays until the
- * mutex is released, and from then on while an extent of it is live. */
-int ns_shape(struct hifc_ns *ns, uint32_t part_count);
-void ns_span_copy(uint8_t *out, const struct hifc_span *span, uint64_t position, uint64_t bytes);
-void ns_span_fill(const struct hifc_span *span, uint64_t position, const uint8_t *from,
-                  uint64_t bytes);
-void ns_span_zero(const struct hifc_span *span, uint64_t position, uint64_t bytes);
-uint32_t ns_span_crc(uint32_t crc, const struct hifc_span *span, uint64_t position,
-                     uint64_t bytes);
 
 /* The caller's pool whose memory a request names, or 0. */
 static inline uint32_t ns_callers_pool(const struct hifc_req *req)
@@ -468,11 +426,6 @@ void ns_segment_reset(struct hifc_ns *ns, uint32_t segment, uint64_t generation)
 /* A read, or a value whose successor is in flight, keeps a segment from being freed. */
 void ns_segment_pin(struct hifc_ns *ns, uint32_t segment);
 void ns_segment_unpin(struct hifc_ns *ns, uint32_t segment);
-/* A set of segments: a bit a segment, and the first word that may have one. The lowest of a set that
- * is not empty stays in it. */
-void ns_map_add(uint64_t *map, uint32_t *from, uint32_t segment);
-uint32_t ns_map_lowest(const uint64_t *map, uint32_t *from);
-void ns_map_remove(uint64_t *map, uint32_t segment);
 /* Takes the lowest free segment; there is one. */
 uint32_t ns_take_free(struct hifc_ns *ns);
 /* Room in the segment's list of entries for one more than it may have to take: false if there is no
@@ -491,6 +444,8 @@ static inline bool ns_slot_at(const struct hifc_slot *slot, uint32_t segment, ui
     return slot && slot->segment == segment && slot->offset == offset &&
            !(slot->flags & HIFC_SLOT_PENDING);
 }
+/* HIFC_OK, HIFC_MISS or HIFC_PENDING, of a slot or NULL. */
+int ns_slot_answer(const struct hifc_slot *slot);
 uint32_t ns_slot_parts(const struct hifc_ns *ns, const struct hifc_slot *slot);
 void ns_want_janitor(struct hifc_ns *ns);
 /* No slot was left for a key. The answer: Retry, or NoSpace where nothing may be evicted. */
@@ -561,25 +516,6 @@ void ns_reservation_write_completed(struct hifc_ns *ns, struct ns_op *op);
 void ns_reservations_fail(struct hifc_ns *ns, uint32_t segment);
 void ns_reservations_expire(struct hifc_ns *ns, uint64_t now_ns);
 void ns_reservation_release(struct hifc_ns *ns, struct ns_reservation *reservation);
-
-/* ---- lookup.c: leases, events, tables ------------------------------------------------------- */
-int ns_lookup_create(struct hifc_ns *ns);
-void ns_lookup_destroy(struct hifc_ns *ns);
-void ns_leases_expire(struct hifc_ns *ns, uint64_t now_ns);
-void ns_event(struct hifc_ns *ns, const struct hifc_key *key, uint32_t kind, uint32_t length);
-const uint32_t *ns_table_find(struct hifc_ns *ns, uint32_t segment, uint32_t offset,
-                              uint32_t part_count);
-void ns_table_keep(struct hifc_ns *ns, uint32_t segment, uint32_t offset, uint32_t part_count,
-                   const uint32_t *crcs);
-
-/* ---- admission.c: mutex held ---------------------------------------------------------------- */
-int ns_admission_create(struct hifc_ns *ns);
-void ns_admission_destroy(struct hifc_ns *ns);
-/* Bytes that the write budget has left now. */
-uint64_t ns_budget_left(struct hifc_ns *ns);
-bool ns_admit(struct hifc_ns *ns, const struct hifc_key *key, uint64_t bytes);
-/* What was admitted was not taken after all (Retry, No space): its bytes are not spent. */
-void ns_admit_undo(struct hifc_ns *ns, uint8_t cls, uint64_t bytes);
 
 /* ---- seal.c --------------------------------------------------------------------------------- */
 /* Seals a CLOSING segment at rest, whose payloads have been flushed (error: of that flush); blocks.

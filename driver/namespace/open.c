@@ -15,7 +15,7 @@
 struct recovery {
     struct hifc_ns *ns;
     uint64_t applied; /* values so far */
-    uint64_t shape_applied[NS_SHAPES_MAX]; /* `applied` when a part count was last seen */
+    uint64_t shape_applied[NS_PART_COUNTS_MAX]; /* `applied` when a part count was last seen */
 };
 
 static void keep_entries(struct ns_segment *segment, const struct hifc_recovered_segment *found)
@@ -93,7 +93,7 @@ static void evict_oldest_shape(struct recovery *recovery)
 {
     struct hifc_ns *ns = recovery->ns;
     unsigned oldest = 1;
-    for (unsigned i = 2; i < NS_SHAPES_MAX; i++) {
+    for (unsigned i = 2; i < NS_PART_COUNTS_MAX; i++) {
         oldest = recovery->shape_applied[i] < recovery->shape_applied[oldest] ? i : oldest;
     }
     uint64_t cursor = 0;
@@ -115,14 +115,14 @@ static int apply_value(struct recovery *recovery, uint32_t segment,
     if (slot) {
         ns_slot_dead(ns, slot);
     }
-    int shape = ns_shape(ns, parts);
+    int shape = ns_part_counts_index(&ns->part_counts, parts);
     if (shape < 0) {
         if (slot) {
             hifc_index_remove(ns->index, slot);
         }
         slot = NULL;
         evict_oldest_shape(recovery);
-        shape = ns_shape(ns, parts);
+        shape = ns_part_counts_index(&ns->part_counts, parts);
     }
     slot = slot ? slot : hifc_index_insert(ns->index, &entry->key);
     if (!slot) {

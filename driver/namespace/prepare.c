@@ -149,7 +149,7 @@ static int checksums(struct hifc_ns *ns, const struct hifc_req *req, struct ns_i
     for (uint32_t i = 0; i < item->crc_count; i++) {
         uint64_t at = (uint64_t)i * unit;
         uint64_t bytes = req->length - at < unit ? req->length - at : unit;
-        item->crcs[i] = ns_span_crc(0, &span, at, bytes);
+        item->crcs[i] = hifc_span_crc(0, &span, at, bytes);
     }
     return 0;
 }

@@ -16,11 +16,18 @@
 
 #include "namespace/ns.h"
 #include "util/crc32c.h"
-#include "util/invariant.h"
 
 static uint32_t page_down(uint32_t value)
 {
     return value / HIFC_PAGE_BYTES * HIFC_PAGE_BYTES;
+}
+
+static struct ns_value_place place_of(const struct hifc_ns *ns, const struct ns_op *op)
+{
+    return (struct ns_value_place){.generation = ns->segments[op->segment].generation,
+                                   .segment = op->segment,
+                                   .offset = op->offset,
+                                   .part_count = op->part_count};
 }
 
 static uint32_t page_up(uint32_t value)
@@ -147,11 +154,11 @@ static void deliver(struct ns_op *op)
         if (op->packed) {
             skip = op->offset * HIFC_UNIT_BYTES % HIFC_PAGE_BYTES + op->value_offset;
         }
-        ns_span_fill(&op->payload, 0, op->bounce + skip, op->want_bytes);
+        hifc_span_fill(&op->payload, 0, op->bounce + skip, op->want_bytes);
         op->ns->read_bounce_bytes += op->want_bytes;
     } else if (op->tail) {
         uint32_t rest = op->want_bytes - op->body_bytes;
-        ns_span_fill(&op->payload, op->body_bytes, op->tail, rest);
+        hifc_span_fill(&op->payload, op->body_bytes, op->tail, rest);
         op->ns->read_bounce_bytes += rest;
     }
 }
@@ -168,7 +175,7 @@ static void read_finish(struct ns_op *op)
         op->corrupt = !verify(op);
     }
     if (op->status != 0 || op->corrupt) {
-        ns_span_zero(&op->payload, 0, op->want_bytes);
+        hifc_span_zero(&op->payload, 0, op->want_bytes);
     } else {
         deliver(op);
     }
@@ -234,7 +241,7 @@ static int start_packed(struct hifc_ns *ns, struct ns_op *op)
     op->packed = true;
     op->first_part = 0;
     op->parts = op->part_count;
-    op->bounce = ns_pages_alloc(ns, HIFC_PAGE_BYTES);
+    op->bounce = ns_pages_alloc(&ns->pages, HIFC_PAGE_BYTES);
     op->bounce_bytes = HIFC_PAGE_BYTES;
     if (!op->bounce || !crcs_room(op)) {
         return HIFC_RETRY;
@@ -254,7 +261,7 @@ static int place_range(struct hifc_ns *ns, struct ns_op *op, uint32_t *span_coun
     if (!direct) {
         uint32_t start = page_down(op->cover_offset);
         op->bounce_bytes = page_up(op->cover_offset + op->cover_bytes) - start;
-        op->bounce = ns_pages_alloc(ns, op->bounce_bytes);
+        op->bounce = ns_pages_alloc(&ns->pages, op->bounce_bytes);
         op->spans[0] = (struct hifc_span){.base = op->bounce, .bytes = op->bounce_bytes};
         *span_count = 1;
         return op->bounce ? 0 : HIFC_RETRY;
@@ -270,7 +277,7 @@ static int place_range(struct hifc_ns *ns, struct ns_op *op, uint32_t *span_coun
     }
     if (op->body_bytes < op->want_bytes) {
         op->tail_bytes = HIFC_PAGE_BYTES;
-        op->tail = ns_pages_alloc(ns, HIFC_PAGE_BYTES);
+        op->tail = ns_pages_alloc(&ns->pages, HIFC_PAGE_BYTES);
         op->spans[*span_count] = (struct hifc_span){.base = op->tail, .bytes = HIFC_PAGE_BYTES};
         *span_count += 1;
         return op->tail ? 0 : HIFC_RETRY;
@@ -292,7 +299,8 @@ static int start_range(struct hifc_ns *ns, struct ns_op *op, bool want_checksums
     }
     bool table = op->part_count > 1 && (!whole_value(op) || want_checksums);
     if (table) {
-        const uint32_t *known = ns_table_find(ns, op->segment, op->offset, op->part_count);
+        struct ns_value_place value = place_of(ns, op);
+        const uint32_t *known = ns_checksum_tables_find(&ns->tables, &value);
         if (known) {
             memcpy(op->expected, known + op->first_part, op->parts * 4ull);
             op->expected_known = true;
@@ -303,7 +311,7 @@ static int start_range(struct hifc_ns *ns, struct ns_op *op, bool want_checksums
         uint32_t start = page_down((uint32_t)hifc_table_offset(op->length));
         uint32_t end = page_up((uint32_t)hifc_table_offset(op->length) + op->part_count * 4);
         op->table_memory_bytes = end - start;
-        op->table_memory = ns_pages_alloc(ns, end - start);
+        op->table_memory = ns_pages_alloc(&ns->pages, end - start);
         if (!op->table_memory) {
             return HIFC_RETRY;
         }
@@ -362,7 +370,7 @@ static void quarantine(struct hifc_ns *ns, const struct ns_op *op, struct hifc_e
     ns->stats.corrupt_count++;
     if (ns_slot_at(slot, op->segment, op->offset) && !(slot->flags & HIFC_SLOT_QUARANTINED)) {
         slot->flags |= HIFC_SLOT_QUARANTINED;
-        ns_event(ns, &op->key, HIFC_EVENT_QUARANTINED, op->length);
+        ns_events_add(&ns->events, &op->key, HIFC_EVENT_QUARANTINED, op->length);
     }
     hifc_error_fill(error, -EBADMSG,
                     "the stored value of %u bytes in segment %u at %u does not match its checksum, "
@@ -398,7 +406,8 @@ void ns_read_completed(struct hifc_ns *ns, struct ns_op *op)
 
     ns_segment_unpin(ns, op->segment);
     if (op->table_memory && op->expected_known && status == 0) {
-        ns_table_keep(ns, op->segment, op->offset, op->part_count, (const uint32_t *)table_of(op));
+        struct ns_value_place value = place_of(ns, op);
+        ns_checksum_tables_keep(&ns->tables, &value, (const uint32_t *)table_of(op));
     }
     if (status != 0) {
         struct ns_command failed = ns_failed_command(

@@ -217,7 +217,7 @@ static void evict(struct hifc_ns *ns, struct hifc_slot *slot)
     ns->stats.evicted_count++;
     ns->stats.evicted_bytes += slot->length;
     if (!quarantined) {
-        ns_event(ns, &slot->key, HIFC_EVENT_EVICTED, slot->length);
+        ns_events_add(&ns->events, &slot->key, HIFC_EVENT_EVICTED, slot->length);
     }
     ns_slot_dead(ns, slot);
     hifc_index_remove(ns->index, slot);
@@ -290,7 +290,7 @@ static int moves_finish(struct hifc_ns *ns, struct moves *moves)
         op->computed = op->crcs_inline; /* it pointed into the memory below */
         ns_op_free(ns, op);
         if (moves->memory[i]) {
-            ns_pages_free(ns, moves->memory[i], moves->memory_bytes[i]);
+            ns_pages_free(&ns->pages, moves->memory[i], moves->memory_bytes[i]);
         }
     }
     ns_unlock(ns);
@@ -309,7 +309,7 @@ static int moves_add(struct hifc_ns *ns, struct moves *moves, uint32_t segment,
     if (op && slot) {
         uint64_t extent = hifc_extent_bytes(entry->length, entry->part_count);
         bytes = (uint32_t)hifc_whole_pages(extent);
-        memory = ns_pages_alloc(ns, bytes);
+        memory = ns_pages_alloc(&ns->pages, bytes);
     }
     if (!op || (slot && !memory)) {
         if (op) {
@@ -385,7 +385,7 @@ static int move_unreadable(struct hifc_ns *ns, uint32_t segment, struct moves *m
     moves->count--;
     moves->ops[moves->count]->computed = moves->ops[moves->count]->crcs_inline;
     ns_op_free(ns, moves->ops[moves->count]);
-    ns_pages_free(ns, moves->memory[moves->count], moves->memory_bytes[moves->count]);
+    ns_pages_free(&ns->pages, moves->memory[moves->count], moves->memory_bytes[moves->count]);
     ns_unlock(ns);
     return error;
 }

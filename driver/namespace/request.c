@@ -50,7 +50,7 @@ static struct hifc_slot *put_slot(struct hifc_ns *ns, const struct hifc_req *req
         *status = HIFC_EXISTS;
         return NULL;
     }
-    if (req->cls == HIFC_REUSE && !ns_admit(ns, &req->key, req->length)) {
+    if (req->cls == HIFC_REUSE && !ns_admit(&ns->admission, &req->key, req->length)) {
         ns->stats.rejected_count++;
         *status = HIFC_REJECTED;
         return NULL;
@@ -59,7 +59,7 @@ static struct hifc_slot *put_slot(struct hifc_ns *ns, const struct hifc_req *req
         slot = hifc_index_insert(ns->index, &req->key);
         if (!slot) {
             *status = ns_index_full(ns);
-            ns_admit_undo(ns, req->cls, req->length);
+            ns_admit_undo(&ns->admission, req->cls, req->length);
         }
     }
     return slot;
@@ -69,9 +69,9 @@ static int start_put(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticke
                      struct ns_item *item)
 {
     uint32_t parts = req->part_count > 1 ? req->part_count : 1;
-    int shape = ns_shape(ns, parts);
+    int shape = ns_part_counts_index(&ns->part_counts, parts);
     if (shape < 0) {
-        return hifc_fail(-EINVAL, "more than %u different part counts: use fewer", NS_SHAPES_MAX);
+        return hifc_fail(-EINVAL, "more than %u different part counts: use fewer", NS_PART_COUNTS_MAX);
     }
     struct ns_op *op = ns_op_for(ns, req, ticket);
     if (!op) {
@@ -100,7 +100,7 @@ static int start_put(struct hifc_ns *ns, struct hifc_req *req, struct hifc_ticke
                  : HIFC_RETRY;
     forget_crcs(op, item);
     if (status != 0) {
-        ns_admit_undo(ns, req->cls, req->length);
+        ns_admit_undo(&ns->admission, req->cls, req->length);
         if (!op->has_previous) {
             hifc_index_remove(ns->index, slot);
         }
@@ -219,7 +219,7 @@ static void answer_now(struct hifc_ns *ns, struct hifc_ticket *ticket, struct hi
 /* With the reactor the janitor's thread looks at the time; inline, requests do. Mutex held. */
 static void expire_inline(struct hifc_ns *ns)
 {
-    if (ns->reactor || (ns->reservation_count == 0 && ns->lease_count == 0)) {
+    if (ns->reactor || (ns->reservation_count == 0 && ns->leases.count == 0)) {
         return;
     }
     uint64_t now = hifc_now_ns();

@@ -50,7 +50,7 @@ void ns_reservation_release(struct hifc_ns *ns, struct ns_reservation *reservati
     free(reservation->written);
     free(reservation->crcs);
     if (reservation->tail) {
-        ns_pages_free(ns, reservation->tail, reservation->tail_bytes);
+        ns_pages_free(&ns->pages, reservation->tail, reservation->tail_bytes);
     }
     reservation->written = NULL;
     reservation->crcs = NULL;
@@ -109,7 +109,7 @@ static struct ns_reservation *reservation_take(struct hifc_ns *ns, const struct 
     r->tail_bytes = (uint32_t)(extent - r->body_bytes);
     r->written = calloc(r->units, 1);
     r->crcs = calloc(parts, sizeof *r->crcs);
-    r->tail = r->tail_bytes ? ns_pages_alloc(ns, r->tail_bytes) : NULL;
+    r->tail = r->tail_bytes ? ns_pages_alloc(&ns->pages, r->tail_bytes) : NULL;
     ns->reservation_free = r->next_free;
     ns->reservation_count++;
     if (!r->written || !r->crcs || (r->tail_bytes && !r->tail)) {
@@ -131,17 +131,17 @@ int ns_reserve(struct hifc_ns *ns, struct hifc_req *req)
     if (slot && !lost) {
         return slot->flags & HIFC_SLOT_PENDING ? HIFC_PENDING : HIFC_EXISTS;
     }
-    int shape = ns_shape(ns, req->part_count > 1 ? req->part_count : 1);
+    int shape = ns_part_counts_index(&ns->part_counts, req->part_count > 1 ? req->part_count : 1);
     if (shape < 0) {
         return hifc_fail(-EINVAL, "more than %u different part counts: use fewer",
-                         NS_SHAPES_MAX);
+                         NS_PART_COUNTS_MAX);
     }
-    if (req->cls == HIFC_REUSE && !ns_admit(ns, &req->key, req->length)) {
+    if (req->cls == HIFC_REUSE && !ns_admit(&ns->admission, &req->key, req->length)) {
         return HIFC_REJECTED;
     }
     struct ns_reservation *r = reservation_take(ns, req);
     if (!r) {
-        ns_admit_undo(ns, req->cls, req->length);
+        ns_admit_undo(&ns->admission, req->cls, req->length);
         return HIFC_RETRY;
     }
     if (lost) { /* a miss to everybody: it makes room for its successor */
@@ -157,7 +157,7 @@ int ns_reserve(struct hifc_ns *ns, struct hifc_req *req)
             hifc_index_remove(ns->index, slot);
         }
         ns_reservation_release(ns, r);
-        ns_admit_undo(ns, req->cls, req->length);
+        ns_admit_undo(&ns->admission, req->cls, req->length);
         return status;
     }
     slot->segment = r->segment;
@@ -245,7 +245,7 @@ int ns_reservation_write(struct hifc_ns *ns, struct ns_op *op, const struct hifc
     uint32_t direct = body_end > req->value_offset ? body_end - req->value_offset : 0;
     if (direct < req->length) {
         uint32_t at = req->value_offset + direct;
-        ns_span_copy(r->tail + (at - r->body_bytes), &op->payload, direct, req->length - direct);
+        hifc_span_copy(r->tail + (at - r->body_bytes), &op->payload, direct, req->length - direct);
         ns->stats.bounce_bytes += req->length - direct;
     }
     write_account(r, req, crcs);

@@ -10,11 +10,10 @@
  */
 #include "namespace/ns.h"
 #include "util/clock.h"
-#include "util/invariant.h"
 
 bool ns_room_low(const struct hifc_ns *ns, uint32_t more)
 {
-    return ns->free_count + more <= NS_SEGMENTS_RESERVE + NS_SEGMENTS_LOW;
+    return ns->free_set.count + more <= NS_SEGMENTS_RESERVE + NS_SEGMENTS_LOW;
 }
 
 /* The header's page is written by format and never given back. */
@@ -53,24 +52,18 @@ bool ns_room_of_freed(struct hifc_ns *ns, uint32_t segment, bool keep)
 
 void ns_free_add(struct hifc_ns *ns, uint32_t segment, bool has_room)
 {
-    if (has_room) {
-        ns_map_add(ns->free_map, &ns->free_from, segment);
-        ns->free_count++;
-    } else {
-        ns_map_add(ns->roomless_map, &ns->roomless_from, segment);
-        ns->roomless_count++;
-    }
+    ns_segment_set_add(has_room ? &ns->free_set : &ns->roomless_set, segment);
 }
 
 bool ns_room_one(struct hifc_ns *ns)
 {
     ns_lock(ns);
-    if (ns->roomless_count == 0) {
+    if (ns->roomless_set.count == 0) {
         ns_unlock(ns);
         return false;
     }
     /* Nobody else takes from this set while the janitor runs. */
-    uint32_t segment = ns_map_lowest(ns->roomless_map, &ns->roomless_from);
+    uint32_t segment = ns_segment_set_lowest(&ns->roomless_set);
     ns_unlock(ns);
     int error = make_room(ns, segment);
     ns_lock(ns);
@@ -79,8 +72,7 @@ bool ns_room_one(struct hifc_ns *ns)
         ns_unlock(ns);
         return false;
     }
-    ns_map_remove(ns->roomless_map, segment);
-    hifc_count_down(ns->roomless_count, 1u);
+    ns_segment_set_remove(&ns->roomless_set, segment);
     ns_free_add(ns, segment, true);
     ns->reclaim_exhausted = false;
     pthread_cond_broadcast(&ns->changed);

@@ -86,35 +86,14 @@ bool ns_open_fits(const struct hifc_ns *ns, const struct ns_open *open, uint64_t
     return need <= ns->segment_size;
 }
 
-void ns_map_add(uint64_t *map, uint32_t *from, uint32_t segment)
-{
-    map[segment / 64] |= 1ull << segment % 64;
-    *from = segment / 64 < *from ? segment / 64 : *from;
-}
-
-/* There is one, which the caller's count of the set says. */
-uint32_t ns_map_lowest(const uint64_t *map, uint32_t *from)
-{
-    while (map[*from] == 0) {
-        ++*from;
-    }
-    return *from * 64 + (uint32_t)__builtin_ctzll(map[*from]);
-}
-
-void ns_map_remove(uint64_t *map, uint32_t segment)
-{
-    map[segment / 64] &= ~(1ull << segment % 64);
-}
-
 /* The lowest free segment; there is one. Data then stands at the front of the device as far as it
  * goes, also after reclaim: what was never needed is never written, so a drive has it as spare area
  * and a sparse file does not grow. Wear is even in any case, since a drive spreads it below its
  * logical blocks. */
 uint32_t ns_take_free(struct hifc_ns *ns)
 {
-    uint32_t segment = ns_map_lowest(ns->free_map, &ns->free_from);
-    ns_map_remove(ns->free_map, segment);
-    hifc_count_down(ns->free_count, 1u);
+    uint32_t segment = ns_segment_set_lowest(&ns->free_set);
+    ns_segment_set_remove(&ns->free_set, segment);
     return segment;
 }
 
@@ -140,24 +119,18 @@ void ns_open_destroy(struct hifc_ns *ns, struct ns_open *open)
     }
     *link = open->next;
     ns->segments[open->segment].open = NULL;
-    ns_pages_free(ns, (uint8_t *)open->header, HIFC_PAGE_BYTES);
+    ns_pages_free(&ns->pages, (uint8_t *)open->header, HIFC_PAGE_BYTES);
     free(open->entries);
     free(open);
 }
 
 /* ---- accounting ----------------------------------------------------------------------------- */
 
-/* Of an extent: its part count is in use, for some slot names it or is about to. */
-static uint64_t *shape_extents(struct hifc_ns *ns, uint32_t part_count)
-{
-    return &ns->shape_extents[ns_shape(ns, part_count > 1 ? part_count : 1)];
-}
-
 void ns_segment_live(struct hifc_ns *ns, uint32_t segment, uint32_t length, uint32_t part_count)
 {
     ns_assert_locked(ns);
     hifc_assert(ns->segments[segment].state != NS_FREE && ns->segments[segment].state != NS_DAMAGED);
-    ++*shape_extents(ns, part_count);
+    ++*ns_part_counts_extents(&ns->part_counts, part_count);
     ns->segments[segment].live_bytes += hifc_extent_bytes(length, part_count);
     ns->segments[segment].live_entries++;
 }
@@ -165,7 +138,7 @@ void ns_segment_live(struct hifc_ns *ns, uint32_t segment, uint32_t length, uint
 void ns_segment_dead(struct hifc_ns *ns, uint32_t segment, uint32_t length, uint32_t part_count)
 {
     ns_assert_locked(ns);
-    hifc_count_down(*shape_extents(ns, part_count), 1u);
+    hifc_count_down(*ns_part_counts_extents(&ns->part_counts, part_count), 1u);
     hifc_count_down(ns->segments[segment].live_bytes, hifc_extent_bytes(length, part_count));
     hifc_count_down(ns->segments[segment].live_entries, 1u);
     ns->reclaim_exhausted = false;
@@ -176,7 +149,15 @@ void ns_segment_dead(struct hifc_ns *ns, uint32_t segment, uint32_t length, uint
 
 uint32_t ns_slot_parts(const struct hifc_ns *ns, const struct hifc_slot *slot)
 {
-    return ns->shapes[hifc_slot_shape(slot)];
+    return ns->part_counts.counts[hifc_slot_shape(slot)];
+}
+
+int ns_slot_answer(const struct hifc_slot *slot)
+{
+    if (!slot || slot->flags & HIFC_SLOT_QUARANTINED) {
+        return HIFC_MISS;
+    }
+    return slot->flags & HIFC_SLOT_PENDING ? HIFC_PENDING : HIFC_OK;
 }
 
 void ns_slot_dead(struct hifc_ns *ns, const struct hifc_slot *slot)

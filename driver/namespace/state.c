@@ -143,7 +143,7 @@ HIFC_API int hifc_stats(struct hifc_ns *ns, struct hifc_stats *out)
     space(ns, out);
     out->segment_size_bytes = ns->segment_size;
     out->segments = ns->segment_count;
-    out->segments_free = ns->free_count + ns->roomless_count;
+    out->segments_free = ns->free_set.count + ns->roomless_set.count;
     out->direct = ns->device->geometry.direct;
     out->open_epoch = ns->sb.open_epoch;
     out->entries = hifc_index_count(ns->index);
@@ -151,12 +151,12 @@ HIFC_API int hifc_stats(struct hifc_ns *ns, struct hifc_stats *out)
     out->index_bytes = hifc_index_bytes(ns->index);
     out->requests_inflight = ns->requests_inflight;
     out->reservations = ns->reservation_count;
-    out->leases = ns->lease_count;
+    out->leases = ns->leases.count;
     out->prefetch_overflowed += ns_rings_overflowed(ns);
-    uint64_t internal_bytes = (uint64_t)(ns->own_next - ns->own_pages);
+    uint64_t internal_bytes = ns_pages_used_bytes(&ns->pages);
     if (ns->opts.admission == HIFC_ADMIT_BUDGET) {
         out->write_budget_bytes = ns->opts.write_budget_bytes_per_day;
-        out->write_budget_left_bytes = ns_budget_left(ns);
+        out->write_budget_left_bytes = ns_admission_left_bytes(&ns->admission);
     }
     ns_unlock(ns);
     out->device_read_bytes = io.read_bytes;

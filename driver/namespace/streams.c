@@ -19,7 +19,7 @@ static void header_done(struct hifc_xfer *xfer)
 static struct ns_open *segment_open(struct hifc_ns *ns, unsigned stream)
 {
     struct ns_open *open = calloc(1, sizeof *open);
-    uint8_t *page = open ? ns_page_alloc_lasting(ns) : NULL;
+    uint8_t *page = open ? ns_pages_alloc_lasting(&ns->pages) : NULL;
     if (!page) {
         free(open);
         return NULL;
@@ -88,12 +88,12 @@ struct ns_open *ns_stream_open(struct hifc_ns *ns, unsigned stream, uint64_t ext
         return open;
     }
     uint32_t keep = reserve_for(stream, extent_bytes == 0);
-    if (ns->free_count <= keep + NS_SEGMENTS_LOW) {
+    if (ns->free_set.count <= keep + NS_SEGMENTS_LOW) {
         ns_want_janitor(ns);
     }
-    if (ns->free_count <= keep) {
+    if (ns->free_set.count <= keep) {
         ns->segment_wanted = true;
-        bool stale = ns->roomless_count > 0 && hifc_now_ns() - ns->room_failed_ns > NS_ROOM_STALE_NS;
+        bool stale = ns->roomless_set.count > 0 && hifc_now_ns() - ns->room_failed_ns > NS_ROOM_STALE_NS;
         *status = ns->reclaim_exhausted && !stale ? HIFC_NO_SPACE : HIFC_RETRY;
         return NULL;
     }

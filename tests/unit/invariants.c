@@ -115,7 +115,7 @@ static void count_a_value_dead_twice(void)
 
 TEST(a_value_that_dies_twice)
 {
-    caught(count_a_value_dead_twice, "shape_extents");
+    caught(count_a_value_dead_twice, "part_counts");
 }
 
 static void touch_without_the_mutex(void)

@@ -97,16 +97,16 @@ TEST(the_lowest_free_segment_is_opened_first_also_after_reclaim)
 TEST(part_counts_are_bounded_by_those_in_use_not_by_those_ever_seen)
 {
     start();
-    for (uint32_t parts = 1; parts <= 3 * NS_SHAPES_MAX; parts++) {
+    for (uint32_t parts = 1; parts <= 3 * NS_PART_COUNTS_MAX; parts++) {
         uint8_t cls = parts % 2 ? HIFC_SWAP : HIFC_REUSE;
         CHECK_EQ(put(parts, 16 * parts, parts, cls), HIFC_OK);
         CHECK_EQ(delete(parts), HIFC_OK);
     }
     /* The one of single parts, and one less than all others. */
-    for (uint32_t parts = 2; parts <= NS_SHAPES_MAX; parts++) {
+    for (uint32_t parts = 2; parts <= NS_PART_COUNTS_MAX; parts++) {
         CHECK_EQ(put(parts, 16 * parts, parts, HIFC_REUSE), HIFC_OK);
     }
-    uint32_t more = NS_SHAPES_MAX + 1;
+    uint32_t more = NS_PART_COUNTS_MAX + 1;
     CHECK_EQ(put(more, 16 * more, more, HIFC_SWAP), -EINVAL);
     CHECK_EQ(put(1000, 5000, 1, HIFC_SWAP), HIFC_OK);
     CHECK_EQ(put(1001, 30, 30, HIFC_SWAP), HIFC_OK); /* one of those in use */
@@ -128,10 +128,10 @@ TEST(part_counts_are_bounded_by_those_in_use_not_by_those_ever_seen)
 TEST(a_reservation_holds_its_part_count_until_it_ends)
 {
     start();
-    for (uint32_t parts = 2; parts < NS_SHAPES_MAX; parts++) {
+    for (uint32_t parts = 2; parts < NS_PART_COUNTS_MAX; parts++) {
         CHECK_EQ(put(parts, 16 * parts, parts, HIFC_REUSE), HIFC_OK);
     }
-    uint32_t last = NS_SHAPES_MAX;
+    uint32_t last = NS_PART_COUNTS_MAX;
     struct hifc_req reserve = {.op = HIFC_OP_RESERVE, .cls = HIFC_SWAP, .key = key_of(2000),
                                .length = 16 * last, .part_count = last};
     CHECK_EQ(submit_and_wait(ns, &reserve, 1), HIFC_OK);
@@ -158,13 +158,13 @@ TEST(part_counts_come_and_go_with_reclaim)
 TEST(entries_that_were_evicted_and_come_back_do_not_keep_it_from_opening)
 {
     start();
-    for (uint32_t parts = 2; parts <= NS_SHAPES_MAX; parts++) {
+    for (uint32_t parts = 2; parts <= NS_PART_COUNTS_MAX; parts++) {
         CHECK_EQ(put(parts, 16 * parts, parts, HIFC_REUSE), HIFC_OK);
     }
     CHECK_EQ(hifc_close(ns), 0);
     open_ns();
     /* Evicted, and their segments are not freed before the end. */
-    for (uint32_t parts = 2; parts <= NS_SHAPES_MAX; parts++) {
+    for (uint32_t parts = 2; parts <= NS_PART_COUNTS_MAX; parts++) {
         struct hifc_key key = key_of(parts);
         struct hifc_slot *slot = hifc_index_find(ns->index, &key);
         ns_lock(ns);
@@ -173,17 +173,17 @@ TEST(entries_that_were_evicted_and_come_back_do_not_keep_it_from_opening)
         hifc_index_remove(ns->index, slot);
         ns_unlock(ns);
     }
-    for (uint32_t parts = NS_SHAPES_MAX + 1; parts < 2 * NS_SHAPES_MAX; parts++) {
+    for (uint32_t parts = NS_PART_COUNTS_MAX + 1; parts < 2 * NS_PART_COUNTS_MAX; parts++) {
         CHECK_EQ(put(parts, 16 * parts, parts, HIFC_REUSE), HIFC_OK);
     }
     CHECK_EQ(hifc_sync(ns), 0);
     CHECK_EQ(hifc_close(ns), 0);
     open_ns();
-    for (uint32_t parts = NS_SHAPES_MAX + 1; parts < 2 * NS_SHAPES_MAX; parts++) {
+    for (uint32_t parts = NS_PART_COUNTS_MAX + 1; parts < 2 * NS_PART_COUNTS_MAX; parts++) {
         CHECK(segment_of(parts) < ns->segment_count); /* what was synced last is there */
     }
-    CHECK_EQ(hifc_index_count(ns->index), NS_SHAPES_MAX - 1);
-    CHECK_EQ(ns->stats.evicted_count, NS_SHAPES_MAX - 1);
+    CHECK_EQ(hifc_index_count(ns->index), NS_PART_COUNTS_MAX - 1);
+    CHECK_EQ(ns->stats.evicted_count, NS_PART_COUNTS_MAX - 1);
     finish();
 }
 

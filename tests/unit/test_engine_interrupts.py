@@ -18,6 +18,7 @@ from interrupts import Interrupted, interrupt, unraisable_kept
 
 import hifc.engine
 from hifc import DeviceError, HiFC, HiFCPolicy, KVBlock, Namespace, NoSpace
+from hifc.blocks import policy as policies
 from hifc.blocks.codec import TRAILER_BYTES
 from hifc.blocks.policy import POLICIES, NativePolicy
 from hifc.namespace.ticket import Ticket
@@ -496,7 +497,7 @@ def test_finalizers_of_policies_are_no_python() -> None:
     closed: list[int] = []
     policy = NativePolicy("lru", 0, 0.1)
     pointer = policy.pointer.value
-    found = [closer for closer in hifc.policy._closers if closer() is policy]
+    found = [closer for closer in policies._closers if closer() is policy]
     assert [closer._as_parameter_.value for closer in found] == [pointer]
 
     def watch(frame: Any, event: str, _argument: Any) -> None:
@@ -511,7 +512,7 @@ def test_finalizers_of_policies_are_no_python() -> None:
     assert not closed
     assert found[0]() is None
     NativePolicy("lru", 0, 0.1)
-    assert found[0] not in hifc.policy._closers
+    assert found[0] not in policies._closers
 
 
 # ---- other exceptions of the same kind

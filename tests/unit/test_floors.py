@@ -21,10 +21,20 @@ ALONE = {"policy": {"util"}}
 
 # The floors of the namespace, lowest first. Files of one floor do not call one another.
 NAMESPACE = (
-    {"caller_memory", "index", "visit"},
+    {
+        "admission",
+        "caller_memory",
+        "checksum_tables",
+        "events",
+        "index",
+        "pages",
+        "part_counts",
+        "segment_set",
+        "visit",
+    },
     {"memory"},
-    {"admission", "segments", "ticket"},
-    {"batch", "lookup", "room", "seal"},
+    {"segments", "ticket"},
+    {"batch", "leases", "lookup", "room", "seal"},
     {"durability", "read", "streams"},
     {"append", "get"},
     {"prefetch", "reclaim", "reserve"},
