@@ -292,6 +292,14 @@ def test_advice_of_the_library_is_the_fix(admin: Shell, tmp_path: Path) -> None:
     assert "none; really/x: no such file" in problem["detail"]
 
 
+@pytest.mark.parametrize("verb", ["format", "doctor", "info", "fsck"])
+def test_a_bare_file_name_is_answered_with_its_path(admin: Shell, verb: str) -> None:
+    code, document = admin.json(verb, "cache.img")
+    assert code == Exit.USAGE
+    (problem,) = document["problems"]
+    assert "./cache.img for a file in this folder" in problem["detail"] + problem["fix"]
+
+
 def test_advice_that_is_replaced_is_not_in_the_detail(admin: Shell, uri: str, path: Path) -> None:
     command = ["format", uri, "--confirm", str(path)]
     assert admin(*command) == Exit.DONE

@@ -47,8 +47,11 @@ def parse(uri: str) -> Target:
     """Splits a URI; whether the driver knows its scheme is the driver's to say."""
     scheme, separator, rest = uri.partition("://")
     if not separator or not scheme or not rest:
-        fix = "write file:///path?size=8GiB, spdk+tcp://ADDR:PORT/NQN?ns=1 or spdk://BDF?ns=1"
-        problem = Problem("bad-uri", uri, "this is no device URI", fix=fix)
+        file = f"./{uri} for a file in this folder, " if uri and "/" not in uri else ""
+        fix = (
+            f"write {file}file:///path?size=8GiB, spdk+tcp://ADDR:PORT/NQN?ns=1 or spdk://BDF?ns=1"
+        )
+        problem = Problem("bad-uri", uri, "this is not a device URI", fix=fix)
         raise Failure(Exit.USAGE, problem)
     name, _, query = rest.partition("?")
     if "\0" in unquote(name):
