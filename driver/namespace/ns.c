@@ -338,7 +338,12 @@ static int seal_all(struct hifc_ns *ns, bool *complete)
     int flushed = ns_flush(ns), error = flushed;
     for (struct ns_open *open = ns->open_list, *next; open; open = next) {
         next = open->next;
-        int sealed = ns_seal(ns, open, flushed);
+        bool at_rest = open->reservations == 0 && open->inflight == 0 && !open->forming &&
+                       !open->head;
+        int sealed = at_rest ? ns_seal(ns, open, flushed)
+                             : hifc_fail(-ETIMEDOUT, "%s: writes to segment %u have not ended; it "
+                                                     "is scanned at the next open",
+                                         ns->uri, open->segment);
         *complete = *complete && !sealed;
         if (!error && (flushed || sealed != -ENOSPC)) {
             error = sealed;

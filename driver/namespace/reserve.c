@@ -68,6 +68,7 @@ void ns_reservations_destroy(struct hifc_ns *ns)
 {
     for (uint32_t i = 0; ns->reservations && i < ns->opts.reservations_max; i++) {
         if (ns->reservations[i].state != NS_RESERVATION_UNUSED) {
+            ns->reservations[i].writes_inflight = 0; /* the engine is gone, and they with it */
             ns_reservation_release(ns, &ns->reservations[i]);
         }
     }

@@ -154,15 +154,17 @@ TEST(a_ticket_that_is_given_back_before_it_is_done)
     caught(give_a_ticket_back_too_early, "ns_ticket_is_done");
 }
 
-static void close_an_empty_batch(void)
+static void close_a_batch_twice(void)
 {
     ns_lock(ns);
-    ns_batch_close(ns, ns_batch_forming(ns, open_segment()));
+    struct ns_batch *batch = ns_batch_forming(ns, open_segment());
+    ns_batch_close(ns, batch);
+    ns_batch_close(ns, batch);
 }
 
-TEST(a_batch_that_is_sent_without_an_entry)
+TEST(a_batch_that_is_sent_twice)
 {
-    caught(close_an_empty_batch, "entry_count > 0");
+    caught(close_a_batch_twice, "forming == batch");
 }
 
 static void complete_a_batch_twice(void)
