@@ -119,6 +119,7 @@ struct hifc_error {
 
 /* ---- the library ---------------------------------------------------------------------------- */
 
+/* HIFC_ABI_VERSION of the library that was loaded, for bindings to compare with theirs. */
 HIFC_API uint32_t hifc_abi_version(void);
 /* Sizes of the structs above and below, for bindings to compare at load: by name, 0 if unknown. */
 HIFC_API size_t hifc_sizeof(const char *struct_name);
@@ -182,6 +183,9 @@ struct hifc_open_opts {
     uint32_t prefetch_inflight;     /* reads in flight for request rings; default 32 */
 };
 
+/* Opens the namespace on a device; opts may be NULL. *out is then the handle for everything below.
+ * -ENOMEDIUM: there is no namespace on it. -EBUSY: another process owns it (see holders of the last
+ * error). -EINVAL: the URI or an option makes no sense. -EUCLEAN: its superblocks are damaged. */
 HIFC_API int hifc_open(const char *uri, const struct hifc_open_opts *opts, struct hifc_ns **out);
 /* Seals what is open, marks the namespace clean and releases the device. Requests in flight complete
  * first. The handle stays: every later call answers -ESHUTDOWN, but for those that give something
@@ -297,6 +301,9 @@ struct hifc_ring_opts {
     uint32_t reserved;       /* looks while it has nothing else to do; 0: 1000, at most 1000000 */
 };
 
+/* Opens a request ring over memory that hifc_buffer_alloc gave. It is the caller's until
+ * hifc_ring_close, also after the namespace was closed. -EINVAL: an option or the arena makes no
+ * sense. -ENOSPC: too many rings are open. */
 HIFC_API int hifc_ring_open(struct hifc_ns *ns, const struct hifc_ring_opts *opts,
                             struct hifc_ring **out);
 /* The region, which begins with struct hifc_ring_header; mapped until the ring is closed. */
@@ -433,6 +440,7 @@ struct hifc_stats {
     uint64_t prefetch_cancelled, prefetch_bad, prefetch_overflowed, prefetch_reads, prefetch_bytes;
 };
 
+/* Counters since the namespace was opened, and sizes as of now. */
 HIFC_API int hifc_stats(struct hifc_ns *ns, struct hifc_stats *out);
 /* What the program above wants others to see with the statistics, on the owner's socket: a JSON
  * object of at most HIFC_PUBLISH_MAX_BYTES, kept until the next one. NULL: nothing any more. */

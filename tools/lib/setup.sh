@@ -160,6 +160,9 @@ hifc_cuda() { hifc_tools cuda requirements-kernels.txt; }
 # Prints the folder with what checks wheels, installed once: for PYTHONPATH, and its bin/ for PATH.
 hifc_wheel_tools() { hifc_tools wheel-tools requirements-wheel.txt; }
 
+# Prints the folder with what builds the site of the documentation, for PYTHONPATH.
+hifc_docs_tools() { hifc_tools docs-tools requirements-docs.txt; }
+
 # hifc_tools FOLDER REQUIREMENTS: packages in a folder of their own in the cache.
 hifc_tools() {
   hifc_locked "$1" hifc_tools_under_lock "$hifc_cache/$1" "tools/lib/$2" >&2
