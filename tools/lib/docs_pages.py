@@ -3,9 +3,9 @@
 
     python docs_pages.py FOLDER
 
-The guides are README.md and docs/*.md. The reference of Python names what mkdocstrings is to read; that
-of C is made of the comments in driver/include; that of hifc-admin of its help. Exits with 1 where a
-public name is not documented or a link leads to a file that is not there.
+The guides are README.md and docs/*.md. The reference of Python names what mkdocstrings is to read;
+that of C is made of the comments in driver/include; that of hifc-admin of its help. Exits with 1
+where a public name is not documented or a link leads to a file that is not there.
 """
 
 from __future__ import annotations
