@@ -126,6 +126,16 @@ def plain(comment: str) -> str:
     return "\n".join(lines).strip()
 
 
+def prose_lines(prose: str) -> list[str]:
+    """Paragraphs as they flow; what is set out in columns stays so."""
+    lines = []
+    for paragraph in prose.split("\n\n"):
+        columns = re.search(r"^  +\S", paragraph, re.MULTILINE)
+        shown = html.escape(paragraph, quote=False)
+        lines += ["```text", paragraph, "```", ""] if columns else [shown, ""]
+    return lines
+
+
 def c_page() -> str:
     """Each header: its opening comment, then sections of declarations with their comments."""
     lines = ["# C", "", "The headers that are installed with the library, in their own words.", ""]
@@ -133,7 +143,7 @@ def c_page() -> str:
         text = (REPOSITORY / "driver/include" / header).read_text(encoding="utf-8")
         opening, _, body = text.partition("*/")
         prose = plain(opening.replace("/* SPDX-License-Identifier: Apache-2.0", "", 1))
-        lines += [f"## {header}", "", f"<pre>{html.escape(prose)}</pre>", ""]
+        lines += [f"## {header}", "", *prose_lines(prose)]
         for block in re.split(r"\n{2,}", body):
             lines += c_block(header, block.strip("\n"))
     return "\n".join(lines)
@@ -148,12 +158,11 @@ def c_block(header: str, block: str) -> list[str]:
         block = block[section.end() :].strip("\n")
     code = COMMENT.sub("", block)
     commented = False
-    for before, name in re.findall(
-        r"((?:/\*.*?\*/|[^;])*?)HIFC_API[^;]*?\b(hifc_\w+)\(", block, re.S
-    ):
-        commented = commented or "/*" in before  # neighbours share the comment above the first
-        if not commented:
-            problems.append(f"{header}: {name} has no comment")
+    for declaration in COMMENT.sub("\1", block).split(";"):
+        name = re.search(r"HIFC_API[\s\w*]*?\b(hifc_\w+)\(", declaration)
+        commented = commented or "\1" in declaration  # neighbours share the comment above the first
+        if name and not commented:
+            problems.append(f"{header}: {name[1]} has no comment")
     if re.search(r"\b(struct|enum|#define|typedef|HIFC_API)\b|#define", code) and not re.match(
         r"#(ifndef|ifdef|include|endif)|extern \"C\"|}", block
     ):
