@@ -194,138 +194,214 @@ class Config:
     """Settings of HiFC. `Config.load` takes a Config, a mapping or the path of a YAML file."""
 
     # ---- device and namespace
-    device: str = _setting("", _DEVICE, "e.g. file:///var/lib/hifc/kv?size=8GiB, or /dev/nvme0n1")
+    device: str = _setting(
+        "",
+        _DEVICE,
+        "URI or path of the device, such as file:///var/lib/hifc/kv?size=8GiB or /dev/nvme0n1.",
+    )
     format: str = _setting(
         "never",
         _choice("never", "if_missing", "always"),
-        "whether opening lays a namespace; always: on each start, what was there is lost",
+        "Whether opening formats the device. `always` does so at each start, and what was "
+        "on it is lost.",
     )
     segment_size: int = _setting(
-        0, _SIZE, "at format: a power of two from 256KiB to 256MiB; 0: by the size of the device"
+        0,
+        _SIZE,
+        "Segment size for formatting: a power of two from 256KiB to 256MiB. 0 chooses it "
+        "by the size of the device.",
     )
-    label: str = _setting("", _TEXT, "at format: what `info` shows")
-    read_only: bool = _setting(False, _BOOLEAN, "nothing is written")
+    label: str = _setting("", _TEXT, "Label for formatting, shown by `hifc-admin info`.")
+    read_only: bool = _setting(False, _BOOLEAN, "Nothing on the device is changed.")
     drive: str = _setting(
         "reactor",
         _choice("reactor", "inline"),
-        "who moves requests: a thread of its own, or whoever waits for them",
+        "Who polls the device: `reactor` is a thread of its own, `inline` is whichever "
+        "thread waits.",
     )
     pool_size: int = _setting(
-        0, _SIZE, "buffer pool, locked memory; raised to what the budgets below need"
+        0,
+        _SIZE,
+        "Size of the buffer pool in locked memory. It is raised to what the budgets below need.",
     )
-    queue_depth: int = _setting(128, _count(1, 4096), "commands in flight of each queue pair")
-    requests_max: int = _setting(8192, _count(1, 1 << 20), "requests in flight")
+    queue_depth: int = _setting(
+        128, _count(1, 4096), "Largest number of commands in flight on each queue pair."
+    )
+    requests_max: int = _setting(8192, _count(1, 1 << 20), "Largest number of requests in flight.")
     batch_inflight: int = _setting(
-        4, _count(1, 32), "batches being written from which on values wait to be written together"
+        4,
+        _count(1, 32),
+        "Number of batches being written from which on new values wait and are written together.",
     )
-    batch_size_max: int = _setting(8 * MiB, _SIZE, "of one batch")
+    batch_size_max: int = _setting(8 * MiB, _SIZE, "Largest size of one batch.")
     index_entries_max: int = _setting(
-        0, _count(0, 1 << 34), "entries that the index has room for; 0: by capacity"
+        0,
+        _count(0, 1 << 34),
+        "Largest number of stored values that the index has room for. 0 chooses it by capacity.",
     )
     command_timeout_ms: int = _setting(
-        30000, _count(1, 3_600_000), "after which a command of the device counts as lost"
+        30000, _count(1, 3_600_000), "Time after which a command of the device counts as lost."
     )
     spin_us: int = _setting(
         50,
         _count(0, 1_000_000),
-        "that the reactor at most polls with nothing to do before it sleeps",
+        "How long the reactor busy-polls without work before it sleeps.",
     )
     owner_socket: bool = _setting(
-        True, _BOOLEAN, "answer `hifc-admin top`, `stats` and `smart` while open"
+        True,
+        _BOOLEAN,
+        "Whether `hifc-admin top`, `stats` and `smart` are answered while the device is open.",
     )
     # ---- what is written
     admission: str = _setting(
-        "always", _ADMISSIONS, "which values of class reuse are written at all"
+        "always", _ADMISSIONS, "Which values of class reuse are written at all."
     )
-    write_budget_per_day: int = _setting(0, _SIZE, "for `admission: budget`, which needs one")
+    write_budget_per_day: int = _setting(
+        0, _SIZE, "Bytes that `admission: budget` may write in a day. That rule needs one."
+    )
     reinsert_percent: int = _setting(
         5,
         _count(0, 100),
-        "of the bytes accepted: what cleaning may write again to keep entries in use",
+        "Share of the accepted bytes that reclaim may write again to keep values in use.",
     )
-    enable_compression: bool = _setting(False, _BOOLEAN, "of blocks that `HiFC` stores")
-    compression_algorithm: str = _setting("zlib", _ALGORITHMS, "which")
-    compression_level: int = _setting(1, _count(0, 22), "of zlib (up to 9) or zstd")
+    enable_compression: bool = _setting(
+        False, _BOOLEAN, "Whether blocks that `HiFC` stores are compressed."
+    )
+    compression_algorithm: str = _setting(
+        "zlib", _ALGORITHMS, "Compression algorithm used when `enable_compression` is true."
+    )
+    compression_level: int = _setting(
+        1, _count(0, 22), "Compression level of zlib (up to 9) or zstd."
+    )
     # ---- what stays in memory
-    memory_budget: int = _setting(256 * MiB, _SIZE, "of resident blocks")
-    memory_reserved: int = _setting(0, _SIZE, "part of the budget that stays free")
+    memory_budget: int = _setting(256 * MiB, _SIZE, "Memory for resident blocks.")
+    memory_reserved: int = _setting(0, _SIZE, "Part of the memory budget that stays free.")
     host_tier_bytes: int = _setting(
-        0, _SIZE, "a tier in ordinary memory that blocks go to before flash; 0: none"
+        0,
+        _SIZE,
+        "Size of a tier in ordinary memory that blocks go to before flash. 0 means that "
+        "there is none.",
     )
-    hot_ratio: float = _setting(0.30, _SHARE, "of the blocks: where control of the ratio starts")
-    hot_ratio_min: float = _setting(0.05, _SHARE, "its lower bound")
-    hot_ratio_max: float = _setting(0.95, _SHARE, "its upper bound")
-    hit_rate_target: float = _setting(0.90, _SHARE, "that it aims at")
+    hot_ratio: float = _setting(
+        0.30,
+        _SHARE,
+        "Share of the blocks that is hot at first, before the hot-ratio controller changes it.",
+    )
+    hot_ratio_min: float = _setting(
+        0.05, _SHARE, "Lowest hot ratio that the controller may choose."
+    )
+    hot_ratio_max: float = _setting(
+        0.95, _SHARE, "Highest hot ratio that the controller may choose."
+    )
+    hit_rate_target: float = _setting(
+        0.90, _SHARE, "Hit rate that the hot-ratio controller tries to reach."
+    )
     watermark: float = _setting(
-        0.15, _SHARE, "of memory_budget less memory_reserved: less free than that starts offload"
+        0.15,
+        _SHARE,
+        "Blocks leave memory once less than this share of the usable memory budget is free.",
     )
-    policy: str = _setting("default", _POLICIES, "which blocks leave memory first")
+    policy: str = _setting(
+        "default", _POLICIES, "Policy that decides which blocks leave memory first."
+    )
     decay_lambda: float = _setting(
-        0.1, _number(0.0, 1e6), "decay of heat and of `policy: frequency`, in 1/s", key="lambda"
+        0.1, _number(0.0, 1e6), "Decay of heat and of `policy: frequency`, in 1/s.", key="lambda"
     )
     # ---- how it moves
-    swap_batch_size: int = _setting(8, _count(1, 1024), "blocks that move together")
+    swap_batch_size: int = _setting(
+        8, _count(1, 1024), "Number of blocks that leave or enter memory together."
+    )
     swap_buffer_size: int = _setting(
         32 * MiB,
         _SIZE,
-        "pool memory for prefetches; again for blocks that leave the host tier, which holds none "
-        "larger; with `staging: gpu` memory of the GPU",
+        "Pool memory for prefetches, and as much again for blocks that leave the host "
+        "tier, which holds no larger block. With `staging: gpu` it is memory of the GPU.",
     )
-    prefetch_degree: int = _setting(2, _count(0, 1024), "blocks ahead; 0: none")
-    prefetch_window: int = _setting(3, _count(2, 64), "steps that the trend looks at")
+    prefetch_degree: int = _setting(
+        2, _count(0, 1024), "Number of blocks that are prefetched ahead. 0 turns prefetching off."
+    )
+    prefetch_window: int = _setting(
+        3, _count(2, 64), "Number of steps that the trend of attention looks at."
+    )
     staging: str = _setting(
         "auto",
         _choice("auto", "gpu", "pinned", "host"),
-        "where bytes wait between flash and attention; auto: the best that is there",
+        "Memory in which bytes wait between flash and attention. `auto` takes the best "
+        "that is there.",
     )
     # ---- blocks and models
     block_tokens: int = _setting(
-        0, _count(0, 65536), "transformers: tokens of a block; 0: 256, or fewer, by resident_ratio"
+        0,
+        _count(0, 65536),
+        "Transformers: tokens of a block. 0 means 256, or fewer where resident_ratio asks "
+        "for it. Prefixes are found only with the same value.",
     )
     resident_ratio: float = _setting(
         RESIDENT_RATIO,
         _SHARE,
-        "transformers: of all KV, what is in memory at a time; more than 0",
+        "Transformers: share of all KV that is in memory at a time. It must be more than 0.",
     )
     staging_layers: int = _setting(
-        2, _count(2, 64), "transformers: layers that rotate through staging"
+        2, _count(2, 64), "Transformers: number of layers that rotate through memory."
     )
-    save_prefix: bool = _setting(False, _BOOLEAN, "transformers: keep prefixes for reuse")
+    save_prefix: bool = _setting(
+        False, _BOOLEAN, "Transformers: whether the KV of prompts is kept for later runs."
+    )
     load_or_recompute: str = _setting(
         "auto",
         _choice("auto", "load", "recompute"),
-        "a stored prefix; auto: whichever is measured to be faster",
+        "Whether a stored prefix is loaded or computed again. `auto` takes what is "
+        "measured to be faster.",
     )
     salt: str = _setting(
-        "", _HEX, "transformers: of this tenant's keys; other salts do not find them"
+        "",
+        _HEX,
+        "Transformers: salt of the keys of this tenant. Tenants with another salt do not "
+        "find them.",
     )
     attention: str = _setting(
-        "exact", _choice("exact", "sparse"), "transformers: to all blocks, or to those that matter"
+        "exact",
+        _choice("exact", "sparse"),
+        "Transformers: whether attention sees all blocks, or those that matter to the query.",
     )
     # ---- sparse attention: see SparseSettings of hifc/sparse/plan.py
     sparse_block_tokens: int = _setting(
-        0, _count(0, 65536), "tokens of a block there; 0: the shortest that suit"
+        0,
+        _count(0, 65536),
+        "Tokens of a block in sparse attention. 0 takes the shortest that suits the device.",
     )
     sparse_sink_tokens: int = _setting(
-        16, _count(0, 65536), "first tokens, attended to whatever the query"
+        16, _count(0, 65536), "Number of first tokens that sparse attention always sees."
     )
     sparse_recent_tokens: int = _setting(
-        32, _count(0, 65536), "last tokens, attended to whatever the query"
+        32, _count(0, 65536), "Number of last tokens that sparse attention always sees."
     )
     sparse_sketch: str = _setting(
-        "4bit", _choice("4bit", "digest"), "of the keys, to choose by; digest is cheaper and worse"
+        "4bit",
+        _choice("4bit", "digest"),
+        "Sketch of the keys that blocks are chosen by. `digest` is smaller and much less accurate.",
     )
     sparse_missed_max: float = _setting(
-        0.1, _SHARE, "of the attention; where more is missed, more blocks stay in memory"
+        0.1,
+        _SHARE,
+        "Share of the attention that may be missed. Where more is missed, more blocks "
+        "stay in memory.",
     )
     sparse_resident_max: float = _setting(
-        0.5, _SHARE, "of all KV; where that is not enough it becomes exact"
+        0.5,
+        _SHARE,
+        "Largest share of all KV that sparse attention may keep in memory. Where that is "
+        "not enough, it becomes exact.",
     )
     sparse_prefetch_degree: int = _setting(
-        0, _count(0, 65536), "blocks ahead of each head by the trend; 0: none"
+        0,
+        _count(0, 65536),
+        "Number of blocks of each head that are prefetched by the trend. 0 turns it off.",
     )
     sparse_check_every: int = _setting(
-        16, _count(0, 1 << 20), "steps between two comparisons with exact attention; 0: never"
+        16,
+        _count(0, 1 << 20),
+        "Number of steps between two comparisons with exact attention. 0 means never.",
     )
 
     def __post_init__(self) -> None:
