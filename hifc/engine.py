@@ -230,9 +230,8 @@ class HiFC(Residency, Scoped):
 
         attn_weights: as HiFCPrefetcher.update takes it, with one column a block. keys: of one
         sequence, which may grow; where other keys come, the trend begins anew. Prefetched blocks
-        take memory of swap_buffer_size. Columns without a key, keys without a column and keys that
-        are not in the namespace are asked for by nobody; a key that is named twice counts by its
-        first column. ConfigError: drive inline, where nothing would read. InvalidRequest: no
+        take memory of swap_buffer_size. Columns without a key, keys without a column and
+        unknown keys are ignored. For a duplicate key only the first column counts. ConfigError: drive inline, where nothing would read. InvalidRequest: no
         attention, no keys.
         """
         if len(getattr(attn_weights, "shape", ())) < 2:

@@ -7,10 +7,9 @@
  * first and writes a chunk at a time, and calls back as each chunk and at last the transfer ends.
  * Background reads, which nobody waits for, go when no other read waits, and few of them at a time.
  *
- * Transfers in flight have no order among each other: who reads back what it writes, or flushes it,
- * submits that once the write's done was called. done is called exactly once, also when the queue
- * pair is lost (-EIO, -ENODEV) or the engine destroyed (-ECANCELED), and never from within submit;
- * it may submit the transfer again.
+ * Transfers in flight are unordered. To read back or flush a write, wait for its done callback first.
+ * done is called exactly once, also when the queue pair is lost (-EIO, -ENODEV) or the engine is
+ * destroyed (-ECANCELED), and never from within submit; it may submit the transfer again.
  *
  * It is driven either by the reactor, a thread that spins for spin_us without work and then
  * sleeps, or inline by whoever waits, one at a time under a try-lock. Callbacks run on the driving

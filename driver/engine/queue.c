@@ -7,7 +7,7 @@
  * issue; after a command failed, what was not issued is dropped and what is in flight awaited, so
  * memory is never given back while the device may still write to it.
  *
- * There is no barrier for flush: who submits one has seen the writes that it covers complete.
+ * A flush is not a barrier. Submit it only after the writes that it must cover have completed.
  *
  * A queue pair that is lost is opened again, at once and at most HIFC_QPAIR_REOPENS_MAX times
  * without success in between; the commands that it took down have failed. Past that every transfer

@@ -486,7 +486,8 @@ int ns_reclaim_one(struct hifc_ns *ns)
     bool emptied = !error && wait_unpinned(ns, segment) &&
                    ns->segments[segment].live_entries == 0 && ns->segments[segment].leases == 0;
     if (!emptied) {
-        /* A lease, a reader, a full pool: it passes, and does not mean that nothing may go. */
+        /* Transient (a lease, a reader, a full pool): retry later. It does not mean that the
+         * device is full. */
         bool passing = error == 0 || error == -EBUSY || error == -ENOMEM;
         bool no_room = error == -EAGAIN || error == -ENOSPC;
         ns_segment_enter(ns, segment, NS_SEALED);

@@ -20,7 +20,8 @@ int ns_enter(struct hifc_ns *ns, struct hifc_ns **visit)
         return hifc_fail(-ECHILD, "this namespace belongs to the parent process: open it after "
                                      "fork(), or attach to its owner");
     }
-    /* Counted first and looked at second, while who closes does it the other way round. */
+    /* Increment visits before testing closed; shut_down sets closed before testing visits. One of
+     * the two always sees the other. */
     atomic_fetch_add(&ns->visits, 1);
     if (atomic_load(&ns->closed)) {
         atomic_fetch_sub(&ns->visits, 1);

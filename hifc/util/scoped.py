@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is a context manager as it has an end: a namespace, a reservation, an engine, a ring, ..."""
+"""Scoped: a mixin for what has an end, so that `with x:` ends it (a namespace, an engine, a ring)."""
 
 from __future__ import annotations
 
