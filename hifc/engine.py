@@ -231,8 +231,8 @@ class HiFC(Residency, Scoped):
         attn_weights: as HiFCPrefetcher.update takes it, with one column a block. keys: of one
         sequence, which may grow; where other keys come, the trend begins anew. Prefetched blocks
         take memory of swap_buffer_size. Columns without a key, keys without a column and
-        unknown keys are ignored. For a duplicate key only the first column counts. ConfigError: drive inline, where nothing would read. InvalidRequest: no
-        attention, no keys.
+        unknown keys are ignored. For a duplicate key only the first column counts. ConfigError:
+        drive inline, where nothing would read. InvalidRequest: no attention, no keys.
         """
         if len(getattr(attn_weights, "shape", ())) < 2:
             raise InvalidRequest(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scoped: a mixin for what has an end, so that `with x:` ends it (a namespace, an engine, a ring)."""
+"""Scoped: a mixin for what has an end, so that `with x:` ends it (a namespace, a ring, ...)."""
 
 from __future__ import annotations
 
