@@ -187,6 +187,31 @@ TEST(entries_that_were_evicted_and_come_back_do_not_keep_it_from_opening)
     finish();
 }
 
+/* ---- reservations ---------------------------------------------------------------------------- */
+
+TEST(a_reserved_entry_on_flash_says_how_long_its_room_is)
+{
+    start();
+    struct hifc_req reserve = {.op = HIFC_OP_RESERVE, .cls = HIFC_REUSE, .key = key_of(1),
+                               .length = 40960, .part_count = 10};
+    CHECK_EQ(submit_and_wait(ns, &reserve, 1), HIFC_OK);
+    CHECK_EQ(hifc_sync(ns), 0);
+    struct ns_reservation *reservation = ns_reservation_find(ns, reserve.handle);
+    struct hifc_batch_header *header = aligned_alloc(HIFC_PAGE_BYTES, HIFC_PAGE_BYTES);
+    CHECK(reservation && header);
+    uint64_t place = ns_segment_base(ns, reservation->segment) + HIFC_PAGE_BYTES;
+    CHECK_EQ(hifc_blockio_read(ns->io, place, header, HIFC_PAGE_BYTES), 0);
+    CHECK_EQ(header->entry_count, 1);
+    CHECK_EQ(header->entries[0].kind, HIFC_ENTRY_RESERVED);
+    CHECK_EQ(header->entries[0].offset, reservation->offset);
+    CHECK_EQ(header->entries[0].length, 40960);
+    CHECK_EQ(header->entries[0].part_count, 10);
+    free(header);
+    struct hifc_req end = {.op = HIFC_OP_ABORT, .handle = reserve.handle};
+    CHECK_EQ(submit_and_wait(ns, &end, 1), HIFC_OK);
+    finish();
+}
+
 /* ---- tombstones ------------------------------------------------------------------------------ */
 
 static uint32_t tombstones(void)
